@@ -172,6 +172,7 @@ def load_text_runner(
         Those of `Generate`.
     """
     runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
+    runner.wait_for_weights()
     if not runner.manifest.reads_text:
         kind, files = ("a speech model", "audio") if runner.is_speech else ("a model of images", "images")
         raise InputError(f"this is {kind}, and rows are texts; use run-model without --ray for {files}")

@@ -12,6 +12,8 @@ from tightbeam.deploy.generation.options import GenerationOptions
 
 __all__ = ["ActorMemory", "Actors", "Machine", "memory_of_actor", "plan_actors"]
 
+LINEAR = "linear"
+"""The pass whose operators read float32 matrices as they lie in the weights file."""
 PROCESS_BYTES = 400_000_000
 """Memory of an actor beside weights and caches: Python, Ray, ONNX Runtime and activations."""
 
@@ -78,13 +80,13 @@ class Actors:
 def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> ActorMemory:
     """Upper estimate of what an actor takes on CPUs: a loaded model, and the caches of a batch of longest sources.
 
-    The operators of an int8 bundle read its weights where they are mapped, so that a machine holds these once. ONNX
-    Runtime packs those of other bundles anew in each process.
+    The operators of an int8 bundle, and of one whose products the pass ``linear`` has rewritten, read the weights where
+    they are mapped, so that a machine holds these once. ONNX Runtime packs those of other bundles anew in each process.
     """
     new_tokens = options.max_length - options.beginning
     workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)
     own, weights = sum(cache_bytes(manifest, workload)) + PROCESS_BYTES, manifest.weights.bytes
-    if manifest.precision == "int8":
+    if manifest.precision == "int8" or any(entry.name == LINEAR and entry.matched for entry in manifest.passes):
         return ActorMemory(own, weights)
     return ActorMemory(own + round(1.2 * weights))
 

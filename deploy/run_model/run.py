@@ -199,6 +199,7 @@ class _Run:
 
             self._on_heard, self._on_segments = on_heard, on_segments
             for result in results:
+                self._runner.wait_for_weights()  # of changed weights every line would be an error
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
                 if result.error is not None and run.sound_file is not None:

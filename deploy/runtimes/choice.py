@@ -36,10 +36,10 @@ def check_choice(engine: str, device: str, threads: int | None) -> None:
 def load_runtime(bundle: Bundle, engine: str, device: str, threads: int | None, *, verify: bool) -> Runtime:
     """Load a bundle's graphs into the runtime that was chosen. Raises BundleError if it cannot.
 
-    Only the runtime on the CPU loads weights that are still being compared with their SHA-256.
+    A runtime gets weights that were compared with their SHA-256, but for `OnnxRuntimeCpu`, which waits for that itself.
     """
     kind, _, name = engine.partition(":")
-    if kind == TENSORRT or device == CUDA:
+    if (kind, device) != ("onnxruntime", "cpu"):
         bundle.wait_for_weights()
     if kind == TENSORRT:
         from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_runtime

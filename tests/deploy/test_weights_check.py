@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,15 @@ def test_the_file_that_is_mapped_is_compared(copy: Path, gate: threading.Event) 
     np.testing.assert_array_equal(runner.generate(IDS, max_new_tokens=4).sequences, expected)
     with pytest.raises(BundleError, match=CHANGED):
         Runner.load(copy, threads=1).wait_for_weights()
+
+
+def test_a_run_over_files_ends_at_changed_weights(copy: Path, tmp_path: Path) -> None:
+    """The command prints one error, in place of one for each line."""
+    (tmp_path / "lines.txt").write_text("a small town\n" * 3)
+    command = [sys.executable, "-P", "-m", "tightbeam.deploy.command", str(flip(copy)), str(tmp_path / "lines.txt")]
+    done = subprocess.run([*command, "--threads", "1", "--quiet"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"error: .*{CHANGED}\n", done.stderr)
 
 
 def test_a_bundle_by_itself_is_compared_at_once(copy: Path) -> None:

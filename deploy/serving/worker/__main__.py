@@ -56,6 +56,7 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
     try:
         try:
             runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads)
+            runner.wait_for_weights()
         except (BundleError, InputError) as error:
             backend.send(Failed(str(error)))
         else:

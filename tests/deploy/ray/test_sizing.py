@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tightbeam.deploy import InputError
+from tightbeam.deploy.bundle.manifest import PassEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import DeviceError
 from tightbeam.deploy.generation.resolve import options_for
@@ -52,13 +53,16 @@ def test_memory_grows_with_weights_and_batch() -> None:
 
 
 def test_weights_that_a_machine_has_once() -> None:
-    """The operators of int8 bundles read the mapped file."""
+    """The operators of int8 bundles, and of the pass ``linear``, read the mapped file."""
     manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
     options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
     whole = memory_of_actor(manifest, options, 1)
     shared = memory_of_actor(manifest.model_copy(update={"precision": "int8"}), options, 1)
     assert shared.shared_bytes == manifest.weights.bytes and whole.shared_bytes == 0
     assert whole.own_bytes - shared.own_bytes == round(1.2 * manifest.weights.bytes)
+    for matched, expected in ((3, shared), (0, whole)):
+        passes = (*manifest.passes, PassEntry(name="linear", matched=matched, reason="", bytes_saved=0))
+        assert memory_of_actor(manifest.model_copy(update={"passes": passes}), options, 1) == expected
     assert shared.of(7) == 7 * shared.own_bytes + manifest.weights.bytes
     # weights of 2 GB, of which each of 8 actors would have its own copy
     memory = ActorMemory(GB, 2 * GB)

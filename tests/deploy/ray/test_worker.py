@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +271,18 @@ def test_a_machine_that_cannot_do_the_work(
 ) -> None:
     found = report(PartitionWorker(job(**changes), counter), rows[0])
     assert found["fatal"] and found["failure"].startswith("machine ") and message in found["failure"]
+
+
+def test_a_machine_whose_weights_were_changed(counter: Any, rows: list[dict[str, list[str]]], tmp_path: Path) -> None:
+    """It ends the run, in place of an error for each row."""
+    bundle = Path(shutil.copytree(BUNDLE, tmp_path / "bundle"))
+    with (bundle / "weights.safetensors").open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        last = stream.read(1)
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([last[0] ^ 1]))
+    found = report(PartitionWorker(job(bundle=str(bundle)), counter), rows[0])
+    assert found["fatal"] and "weights.safetensors was changed since the export" in found["failure"]
 
 
 def test_files_that_another_machine_lacks(counter: Any, rows: list[dict[str, list[str]]], tmp_path: Path) -> None:

@@ -220,6 +220,17 @@ def test_error_of_a_bundle_that_cannot_be_loaded(folder: Path, tmp_path: Path) -
         assert message in str(caught.value)
 
 
+def test_a_worker_of_changed_weights_never_gets_ready(folder: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(folder, tmp_path / "bundle"))
+    with (changed / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(WorkerError, match=r"weights\.safetensors was changed since the export"):
+        WorkerProcess(settings_for(changed))
+
+
 def test_threads_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert [threads_per_worker(instances) for instances in (0, 1, 2, 3, 8, 20)] == [None, None, 4, 2, 1, 1]
