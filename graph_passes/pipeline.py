@@ -9,10 +9,11 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision for half precision, else encoder_attention; quantize, flat_rows for int8; for an
-                        int8 source cache, at the end, quantize_source: not exact but for encoder_attention
-    tensorrt_form       drop_alignment, decompose_attention, fixed_capacity, lower_precision; then, on the written
-                        messages, to_plugin_nodes
+    to_precision        lower_precision for half precision; else encoder_attention, quantize for int8, linear,
+                        normalize_rows, flat_rows, and quantize_source for an int8 source cache: half precision and
+                        integers are not exact
+    tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
+                        on the written messages, to_plugin_nodes
 
 Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
 """
@@ -33,12 +34,15 @@ from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
+from tightbeam.graph_passes.precision.linear import linear
 from tightbeam.graph_passes.precision.lower_precision import lower_precision
+from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
+from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
 
 __all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
 
@@ -109,7 +113,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 def to_precision(
     graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
 ) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in a precision. All that a CPU is chosen for get the encoder's attention of CPUs, too.
+    """Copy of a variant's graphs in a precision, with the operators of CPUs where that is float32 or int8.
 
     Parameters
     ----------
@@ -127,10 +131,11 @@ def to_precision(
     PassError
         For a weight beyond the range of the precision, and for a source cache that cannot be int8.
     """
-    passes: list[Pass] = [encoder_attention] if precision in ("fp32", "int8") else []
-    passes += [partial(quantize, forms=forms), flat_rows] if precision == "int8" else _precision_passes(precision)
-    passes += [quantize_source] if cache_precision is not None else []
-    return _run(passes, graphs)
+    if precision not in ("fp32", "int8"):
+        return _run(_precision_passes(precision), graphs)
+    integers: list[Pass] = [partial(quantize, forms=forms)] if precision == "int8" else []
+    passes: list[Pass] = [encoder_attention, *integers, linear, normalize_rows, flat_rows]
+    return _run([*passes, *([quantize_source] if cache_precision is not None else [])], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
@@ -158,7 +163,12 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
     PassError
         For a graph that a pass cannot rewrite, and for a weight beyond the range of the precision.
     """
-    first: list[Pass] = [drop_alignment, decompose_attention, partial(fixed_capacity, capacity=capacity)]
+    first: list[Pass] = [
+        standard_operators,
+        drop_alignment,
+        decompose_attention,
+        partial(fixed_capacity, capacity=capacity),
+    ]
     return _run([*first, *_precision_passes(precision)], graphs)
 
 

@@ -23,7 +23,9 @@ from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
-ON_CPU_ALONE = [(DOMAIN, operator.name) for operator in OPERATORS.values() if not operator.gpu]
+AS_THEY_ARE = frozenset({"Linear", "TiledGather", "NormalizeRows"})
+"""Operators of the CPU alone that ``standard_operators`` replaces by better nodes than their functions have."""
+ON_CPU_ALONE = [(DOMAIN, name) for name, operator in OPERATORS.items() if not operator.gpu and name not in AS_THEY_ARE]
 
 G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 
@@ -121,7 +123,8 @@ def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def read_graphs(bundle: Bundle) -> ModelGraphs:
-    """Read the graphs of a bundle, with the types of all tensors. Operators of the CPU alone become their functions.
+    """Read the graphs of a bundle, with the types of all tensors. Operators of the CPU alone become their functions,
+    but for those that ``standard_operators`` replaces.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
-"""Norms of a quantised graph as NormalizeRows, whose kernel is faster than ONNX Runtime's own.
+"""Norms as NormalizeRows, whose kernel is faster than ONNX Runtime's own.
 
     x [R, X] - LayerNormalization(w, b, epsilon)  ->  x - NormalizeRows(w, b, epsilon, centred = 1)
     x [R, X] - RMSNormalization(w, epsilon)       ->  x - NormalizeRows(w, 0, epsilon, centred = 0)
 
 With more axes, x is reshaped to rows before, and back after. Exact but for rounding. Only where a norm is over the last
-axis and its weight and bias are constants of that width; CPU alone, so it is part of ``quantize``.
+axis and its weight and bias are constants of that width. Operator: ``plugins/ops/normalize_rows``, which has a CPU
+kernel alone; ``standard_operators`` is the inverse.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.builder import Builder
+from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
+from tightbeam.graph_passes.precision.sites import named_graphs
+from tightbeam.graph_passes.tensor_types import tensor_infos
 
-__all__ = ["normalize_rows"]
+__all__ = ["CENTRED", "EPSILON", "normalize_rows"]
 
+NAME = "normalize_rows"
 CENTRED = {"LayerNormalization": 1, "RMSNormalization": 0}
 EPSILON = 1e-5
 """Default of ONNX's operators."""
 
 
-def normalize_rows(build: Builder, ranks: dict[str, int]) -> int:
-    """Replace the norms of a graph, in place; returns their count. ``ranks``: of its tensors, as far as known."""
-    count = 0
-    for node in list(build.graph.nodes):
-        if not _is_norm_of_rows(node, ranks):
-            continue
-        count += 1
+def normalize_rows(graphs: ModelGraphs) -> PassResult:
+    """Replace the norms of both graphs, in place."""
+    matched = sum(_replace(graph, name) for name, graph in named_graphs(graphs))
+    return PassResult(NAME, matched, "" if matched else "no norm over a last axis with constants")
+
+
+def _replace(graph: gs.Graph, name: str) -> int:
+    tidy(graph)
+    infos = tensor_infos(graph, f"{NAME}: {name}")
+    ranks = {tensor: len(info.shape.dim) for tensor, info in infos.items() if info.HasField("shape")}
+    build = Builder(graph, NAME)
+    norms = [node for node in graph.nodes if _is_norm_of_rows(node, ranks)]
+    for node in norms:
         rows, weight, *bias = node.inputs
         X = int(weight.values.size)
         is_matrix = _rank(rows, ranks) == 2
@@ -44,7 +55,8 @@ def normalize_rows(build: Builder, ranks: dict[str, int]) -> int:
             normalized = build.variable(f"normalized_{build.count}", [f"height of {output.name}", X])
             build.operator("NormalizeRows", inputs, attributes, [normalized])
             build.add("Reshape", [normalized, build.add("Shape", [rows])], outputs=[output])
-    return count
+    tidy(graph)
+    return len(norms)
 
 
 def _rank(tensor: gs.Tensor, ranks: dict[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""The products and embeddings that int8 can quantise, found in a graph.
+"""The products with constant matrices and the embeddings of a graph, which int8 can quantise.
 
 MatMul(x [..., X], W [X, Y]) [- Add b]; Gemm(x, W [Y, X], c)    a product
 x [R, H, X] - Transpose - MatMul(W [H, X, Y]) - Transpose       the products of H heads
@@ -83,19 +83,19 @@ def named_graphs(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
     return ("encoder", graphs.encoder), ("decoder", graphs.decoder)
 
 
-def sites_of(graph: gs.Graph, name: str, sizes: Sizes) -> list[Site]:
-    """The same of one graph, called ``name``."""
+def sites_of(graph: gs.Graph, name: str, sizes: Sizes, group: int = GROUP) -> list[Site]:
+    """The same of one graph, called ``name``; rows have a multiple of ``group`` numbers."""
     found = []
     for node in graph.nodes:
         place = f"{name}.{node.name}"
         site = _product(node, place) or _products_of_heads(node, place, graph) or _embedding(node, place, sizes)
-        if site is not None:
+        if site is not None and site.X % group == 0:
             found.append(site)
     return found
 
 
 def _product(node: gs.Node, place: str) -> Site | None:
-    if node.op not in ("MatMul", "Gemm") or node.domain or not _can_be_integers(node.inputs[1], 2):
+    if node.op not in ("MatMul", "Gemm") or node.domain or not _is_finite(node.inputs[1], 2):
         return None
     rows, weight = node.inputs[:2]
     attributes = node.attrs
@@ -112,19 +112,17 @@ def _product(node: gs.Node, place: str) -> Site | None:
             bias = node.inputs[2]
         else:
             return None
-    found = Site(place, node, weight, site.transposed, rows, bias, addend)
-    return None if found.X % GROUP else found
+    return Site(place, node, weight, site.transposed, rows, bias, addend)
 
 
 def _products_of_heads(node: gs.Node, place: str, graph: gs.Graph) -> Site | None:
-    if node.op != "MatMul" or node.domain or not _can_be_integers(node.inputs[1], 3):
+    if node.op != "MatMul" or node.domain or not _is_finite(node.inputs[1], 3):
         return None
     before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
     after = only_reader(node.outputs[0], graph.outputs)
     if before is None or after is None or not (_turns_heads(before) and _turns_heads(after)):
         return None
-    site = Site(place, node, node.inputs[1], False, before.inputs[0])
-    return None if site.X % GROUP else site
+    return Site(place, node, node.inputs[1], False, before.inputs[0])
 
 
 def _turns_heads(node: gs.Node) -> bool:
@@ -136,7 +134,7 @@ def _embedding(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
     if node.op != "Gather" or node.attrs.get("axis", 0) != 0 or isinstance(node.inputs[1], gs.Constant):
         return None
     table = node.inputs[0]
-    if not _can_be_integers(table, 2) or table.shape[1] % GROUP:
+    if not _is_finite(table, 2):
         return None
     if table.shape[0] not in (sizes.vocabulary, sizes.source_vocabulary) and not _has_positions(table, sizes):
         return None
@@ -148,7 +146,7 @@ def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
     return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS and not sizes.rotary)
 
 
-def _can_be_integers(constant: gs.Tensor, axes: int) -> bool:
+def _is_finite(constant: gs.Tensor, axes: int) -> bool:
     if not isinstance(constant, gs.Constant) or len(constant.shape) != axes or constant.dtype != np.float32:
         return False
     return bool(np.isfinite(constant.values).all())

@@ -14,6 +14,7 @@ from support.pass_runs import encoder_run
 from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
+from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import quantize
 from tightbeam.graph_passes.precision.same_rows import same_rows
 
@@ -25,6 +26,7 @@ def test_the_same_bits_with_fewer_nodes(bundles: BundleCache, family: str, most:
     before, _ = rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))
     encoder_attention(before)
     quantize(before)
+    normalize_rows(before)
     after = before.copy()
     result = flat_rows(after)
     counts = [sum(len(graph.nodes) for graph in (graphs.encoder, graphs.decoder)) for graphs in (before, after)]

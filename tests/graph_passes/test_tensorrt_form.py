@@ -24,6 +24,7 @@ from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
 from tightbeam.graph_passes.tensorrt.plugin_nodes import from_plugin_nodes, to_plugin_nodes
+from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET
 
 Array = Any
@@ -63,6 +64,7 @@ def test_an_encoder_for_cpus_is_read_as_the_nodes_of_its_functions(
     written = onnx.load(bundle.file(bundle.manifest.encoder), load_external_data=False)
     operators = sum(node.op_type == "EncoderAttention" for node in written.graph.node)
     graphs = read_graphs(bundle)
+    standard_operators(graphs)
     assert sum(node.op == "Attention" for node in graphs.encoder.nodes) == operators > 0
     assert not any(node.domain == DOMAIN for node in graphs.encoder.nodes)
     decomposed = graphs.copy()

@@ -3,9 +3,9 @@
     products = activation(rows weights + bias) + addend
 
 Weights lie in tiles of 16 columns, ``weights[y // 16, x, y % 16]``, the order in which the kernel reads them. So they
-are read where the weights file is mapped: ONNX Runtime packs the matrix of a MatMul into memory of each session. Columns
-are padded to a whole tile; what the padding holds does not matter. A product is summed from a row's first number to its
-last whatever the number of rows, so that a row gives the same bits in every batch.
+are read where the weights file is mapped, where ONNX Runtime packs the matrix of a MatMul into memory of each session.
+Columns are padded to a whole tile; what the padding holds does not matter. A product is summed from a row's first
+number to its last whatever the number of rows, so that a row gives the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BODY = """
     axis1 = Constant <value = int64[1] {1}> ()
     rest = Constant <value = int64[1] {-1}> ()
     columns = Shape (bias)
-    width = Shape <start = 1, end = 2> (rows)
+    width = Shape <start = 1, end = 2> (weights)
     untiled = Transpose <perm = [1, 0, 2]> (weights)
     matrix_shape = Concat <axis = 0> (width, rest)
     padded = Reshape (untiled, matrix_shape)

@@ -62,7 +62,7 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``."""
     inputs = case.inputs
     Y = len(inputs["bias"])
-    weights = untiled(inputs["weights"], Y).astype(dtype)
+    weights: Array = untiled(inputs["weights"], Y).astype(dtype)
     products: Array = inputs["rows"].astype(dtype) @ weights + inputs["bias"].astype(dtype)
     if case.attributes["activation"] == 1:
         products = np.maximum(products, dtype(0))
