@@ -9,8 +9,8 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  where asked for: not exact
-    to_precision        lower_precision for half precision; else encoder_attention, quantize for int8, linear,
-                        normalize_rows, flat_rows, and quantize_source for an int8 source cache: half precision and
+    to_precision        lower_precision for half precision; else encoder_attention, quantize and normalize_rows for
+                        int8, linear, flat_rows, and quantize_source for an int8 source cache: half precision and
                         integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
                         on the written messages, to_plugin_nodes
@@ -133,8 +133,8 @@ def to_precision(
     """
     if precision not in ("fp32", "int8"):
         return _run(_precision_passes(precision), graphs)
-    integers: list[Pass] = [partial(quantize, forms=forms)] if precision == "int8" else []
-    passes: list[Pass] = [encoder_attention, *integers, linear, normalize_rows, flat_rows]
+    integers: list[Pass] = [partial(quantize, forms=forms), normalize_rows] if precision == "int8" else []
+    passes: list[Pass] = [encoder_attention, *integers, linear, flat_rows]
     return _run([*passes, *([quantize_source] if cache_precision is not None else [])], graphs)
 
 

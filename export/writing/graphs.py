@@ -23,7 +23,7 @@ from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
-AS_THEY_ARE = frozenset({"Linear", "TiledGather", "NormalizeRows"})
+AS_THEY_ARE = frozenset({"Linear", "TiledGather"})
 """Operators of the CPU alone that ``standard_operators`` replaces by better nodes than their functions have."""
 ON_CPU_ALONE = [(DOMAIN, name) for name, operator in OPERATORS.items() if not operator.gpu and name not in AS_THEY_ARE]
 

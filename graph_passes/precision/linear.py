@@ -1,7 +1,7 @@
 """Give products of float32 to an operator that reads their matrix where the weights file is mapped.
 
-    x - MatMul(W) - Add b - Gelu - Add r   ->  x - Linear(W in tiles, b, r)
-    tokens - Gather(E); x - Gemm(E^T)      ->  tokens - TiledGather(E^T in tiles); x - Linear(E^T in tiles)
+    x - MatMul(W) - Add b - Add r      ->  x - Linear(W in tiles, b, r)
+    tokens - Gather(E); x - Gemm(E^T)  ->  tokens - TiledGather(E^T in tiles); x - Linear(E^T in tiles)
 
 ONNX Runtime packs the matrix of a MatMul into memory of each session, when it is loaded; these are packed in the file.
 Exact but for rounding. An embedding of tokens that no product reads stays as it is. Needs: float32 graphs, after
@@ -52,7 +52,7 @@ def _replace(graph: gs.Graph, name: str, sites: list[Site], matrices: _Matrices)
         if site.rows is None:
             products.embedding(site, "TiledGather", [tiles])
         else:
-            products.product(site, "Linear", [products.matrix_of(site, site.X), tiles])
+            products.product(site, "Linear", [products.matrix_of(site, site.X), tiles], activates=False)
     tidy(graph)
     return len(chosen)
 

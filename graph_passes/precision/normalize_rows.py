@@ -1,11 +1,11 @@
-"""Norms as NormalizeRows, whose kernel is faster than ONNX Runtime's own.
+"""Norms of a quantised graph as NormalizeRows, whose kernel is faster than ONNX Runtime's own.
 
     x [R, X] - LayerNormalization(w, b, epsilon)  ->  x - NormalizeRows(w, b, epsilon, centred = 1)
     x [R, X] - RMSNormalization(w, epsilon)       ->  x - NormalizeRows(w, 0, epsilon, centred = 0)
 
 With more axes, x is reshaped to rows before, and back after. Exact but for rounding. Only where a norm is over the last
-axis and its weight and bias are constants of that width. Operator: ``plugins/ops/normalize_rows``, which has a CPU
-kernel alone; ``standard_operators`` is the inverse.
+axis and its weight and bias are constants of that width. For int8, which no GPU runs: the operator
+(``plugins/ops/normalize_rows``) has a CPU kernel alone, and its function many nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tightbeam.graph_passes.model import ModelGraphs, PassResult
 from tightbeam.graph_passes.precision.sites import named_graphs
 from tightbeam.graph_passes.tensor_types import tensor_infos
 
-__all__ = ["CENTRED", "EPSILON", "normalize_rows"]
+__all__ = ["normalize_rows"]
 
 NAME = "normalize_rows"
 CENTRED = {"LayerNormalization": 1, "RMSNormalization": 0}

@@ -1,6 +1,6 @@
 """Products and embeddings of a graph, replaced by operators of ``plugins/`` that take rows as matrices.
 
-    x [..., X] - MatMul(W) - Add b - Gelu - Add r  ->  x - Reshape [R, X] - operator(W, b, r) - Reshape
+    x [..., X] - MatMul(W) - Add b - Gelu - Add r  ->  x - Reshape [R, X] - operator(W, b, Gelu, r) - Reshape
     tokens - Gather(E)                             ->  tokens - Reshape [R] - operator(E) - Reshape
 
 An operator takes over the bias, the activation and the residual that follow its product where nothing else reads what
@@ -84,10 +84,11 @@ class Products:
             return " ".join(str(size) for size in shape[:-1] if size != 1) or "one"
         return f"height of {rows.name}"
 
-    def product(self, site: Site, op: str, inputs: Sequence[gs.Tensor]) -> None:
-        """Replace a product, and what follows it, by an operator of ``inputs``, bias and addend."""
+    def product(self, site: Site, op: str, inputs: Sequence[gs.Tensor], *, activates: bool) -> None:
+        """Replace a product, and what follows it, by an operator of ``inputs``, bias and addend, and of an activation
+        where it has one."""
         assert site.rows is not None
-        followed = self._follow(site)
+        followed = self._follow(site, activates)
         is_matrix = self.is_matrix(site)
         bias = np.zeros(site.Y) if followed.bias is None else followed.bias.values.reshape(-1)
         addend = followed.addend
@@ -96,12 +97,14 @@ class Products:
         elif not is_matrix:
             addend = self.build.reshape(addend, [-1, site.Y])
         given = [*inputs, self.build.constant(bias, np.float32), addend]
-        attributes = {"activation": ACTIVATIONS[followed.activation]}
+        attributes = {"activation": ACTIVATIONS[followed.activation]} if activates else {}
         products = self.build.variable(f"products_{self.build.count}", [self.height_of(site.rows), site.Y])
         output = followed.output
         output.inputs[0].outputs.clear()
         if is_matrix:
-            products.name, output.dtype, output.shape = output.name, products.dtype, products.shape
+            output.dtype = products.dtype
+            if not any(output is other for other in self.build.graph.outputs):  # whose shapes are the graph's contract
+                output.shape = products.shape
             self.build.operator(op, given, attributes, [output])
         else:
             self.build.operator(op, given, attributes, [products])
@@ -122,7 +125,7 @@ class Products:
         whole = self.build.add("Concat", [shape, self.build.constant([site.X])], {"axis": 0})
         self.build.add("Reshape", [embeddings, whole], outputs=[output])
 
-    def _follow(self, site: Site) -> _Followed:
+    def _follow(self, site: Site, activates: bool) -> _Followed:
         """Take over the nodes after a product that nothing else reads the inputs of."""
         followed = _Followed(site.node.outputs[0], site.bias, "", site.addend)
         if site.addend is not None:
@@ -131,7 +134,7 @@ class Products:
         bias = None if add is None else next((t for t in add.inputs if isinstance(t, gs.Constant)), None)
         if site.bias is None and add is not None and bias is not None and bias.values.shape == (site.Y,):
             followed.bias, followed.output = bias, add.outputs[0]
-        found = activation_of(followed.output, self.build.graph.outputs)
+        found = activation_of(followed.output, self.build.graph.outputs) if activates else None
         if found is not None:
             followed.activation, followed.output = found
         add = self._only_add(followed.output)

@@ -77,10 +77,12 @@ class _Quantizer:
             self._products_of_heads(site, site.rows, blocks)
         elif self.readers[site.rows.name, blocks] == 1:
             rows = self.products.matrix_of(site, site.X)
-            self.products.product(site, "DynamicQuantizeMatMul", [rows, *self._matrix(site, blocks)])
+            self.products.product(site, "DynamicQuantizeMatMul", [rows, *self._matrix(site, blocks)], activates=True)
         else:
             rows_and_scale = self._quantized_rows(site, site.rows, blocks)
-            self.products.product(site, "QuantizedMatMul", [*rows_and_scale, *self._matrix(site, blocks)])
+            self.products.product(
+                site, "QuantizedMatMul", [*rows_and_scale, *self._matrix(site, blocks)], activates=True
+            )
 
     def _products_of_heads(self, site: Site, rows: gs.Tensor, blocks: int) -> None:
         after = site.node.outputs[0].outputs[0]

@@ -1,10 +1,9 @@
-"""Give products, embeddings and norms of CPUs back to standard operators, which TensorRT has kernels for.
+"""Give products and embeddings of CPUs back to standard operators, which TensorRT has kernels for.
 
-    x - Linear(W in tiles, b, r)           ->  x - Gemm(W, b) - Gelu - Add r
-    tokens - TiledGather(E^T in tiles)     ->  tokens - Gather(E); products of the same tiles: Gemm(E, transB = 1)
-    x - NormalizeRows(w, b, centred)       ->  x - LayerNormalization(w, b) or RMSNormalization(w)
+    x - Linear(W in tiles, b, r)        ->  x - Gemm(W, b) - Add r
+    tokens - TiledGather(E^T in tiles)  ->  tokens - Gather(E); products of the same tiles: Gemm(E, transB = 1)
 
-The inverse of ``linear`` and ``normalize_rows``. Exact but for rounding.
+The inverse of ``linear``. Exact but for rounding.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult
-from tightbeam.graph_passes.precision.normalize_rows import CENTRED
 from tightbeam.graph_passes.precision.sites import named_graphs
 from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.ops.linear.layout import untiled
-from tightbeam.plugins.ops.quantized_matmul import ACTIVATIONS, TILE_COLUMNS
+from tightbeam.plugins.ops.quantized_matmul import TILE_COLUMNS
 
 __all__ = ["standard_operators"]
 
 NAME = "standard_operators"
-NORMS = {centred: op for op, centred in CENTRED.items()}
-ACTIVE = {number: op for op, number in ACTIVATIONS.items()}
 
 
 def standard_operators(graphs: ModelGraphs) -> PassResult:
@@ -40,9 +36,7 @@ class _Replacement:
     def __init__(self, graph: gs.Graph, vocabularies: tuple[int, ...]) -> None:
         self.graph, self.build, self.vocabularies = graph, Builder(graph, NAME), vocabularies
         nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-        self.nodes = {
-            op: [node for node in nodes if node.op == op] for op in ("Linear", "TiledGather", "NormalizeRows")
-        }
+        self.nodes = {op: [node for node in nodes if node.op == op] for op in ("Linear", "TiledGather")}
         self.looked_up = {node.inputs[1].name for node in self.nodes["TiledGather"]}
         self.columns = {node.inputs[1].name: len(node.inputs[2].values) for node in self.nodes["Linear"]}
         self.matrices: dict[str, gs.Constant] = {}
@@ -53,10 +47,6 @@ class _Replacement:
         for node in self.nodes["TiledGather"]:
             output = _detached(node)
             self.build.add("Gather", [self._matrix(node.inputs[1]), node.inputs[0]], {"axis": 0}, [output])
-        for node in self.nodes["NormalizeRows"]:
-            output, op = _detached(node), NORMS[node.attrs.get("centred", 1)]
-            inputs = node.inputs if op == "LayerNormalization" else node.inputs[:2]
-            self.build.add(op, inputs, {"epsilon": node.attrs["epsilon"], "axis": -1}, [output])
         tidy(self.graph)
         return sum(map(len, self.nodes.values()))
 
@@ -65,10 +55,6 @@ class _Replacement:
         output = _detached(node)
         operands = [rows, self._matrix(tiles), *([bias] if np.any(bias.values) else [])]
         made = self.build.add("Gemm", operands, {"transB": 1} if tiles.name in self.looked_up else {})
-        activation = ACTIVE[node.attrs.get("activation", 0)]
-        if activation:
-            op, attributes = ("Gelu", {"approximate": "tanh"}) if activation == "GeluTanh" else (activation, {})
-            made = self.build.add(op, [made], attributes)
         if not isinstance(addend, gs.Constant) or np.any(addend.values):
             made = self.build.add("Add", [made, addend])
         producer = made.inputs[0]

@@ -182,7 +182,7 @@ def test_output_that_exists(tmp_path: Path, fill: Any) -> None:
     for name in ("bundle", "file", "folder", "dangling"):
         cannot_write(tmp_path / name, name, "exists", "--force")
     for name in ("file", "folder", "dangling"):
-        cannot_write(tmp_path / name, name, "no bundle", "--output", force=True)
+        cannot_write(tmp_path / name, name, "not a bundle", "--output", force=True)
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
 
 

@@ -350,7 +350,6 @@ def test_quantized_matmul(library: Path | None, seed: int, groups: int, blocks: 
     R=st.integers(1, 220),
     X=st.sampled_from([1, 3, 40, 255, 257, 600]),
     Y=st.integers(1, 150),
-    activation=st.integers(0, 4),
     added=st.booleans(),
     seed=SEEDS,
 )
@@ -362,11 +361,11 @@ def test_linear(library: Path | None, seed: int, **sizes: Any) -> None:
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
 def test_rows_of_linear_do_not_depend_on_their_company() -> None:
     """A row's products are the same bits alone, among few rows and among many."""
-    case = MODULES["Linear"].random_case(2, R=300, X=600, Y=150, added=True, activation=2)
+    case = MODULES["Linear"].random_case(2, R=300, X=600, Y=150, added=True)
 
     def products(chosen: slice) -> Any:
         own = {name: case.inputs[name][chosen] for name in ("rows", "addend")}
-        return run("Linear", Case("some", {**case.inputs, **own}, case.attributes), LIBRARY)["products"]
+        return run("Linear", Case("some", {**case.inputs, **own}), LIBRARY)["products"]
 
     whole = products(slice(None))
     for chosen in (slice(7, 8), slice(3, 9), slice(3, 50), slice(100, 230)):

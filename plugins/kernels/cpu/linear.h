@@ -23,12 +23,11 @@ struct TileProduct {
   long every;         // steps for which one line of it is fetched
 };
 
-// Sums to outputs: activation(sums + bias) + addend.
+// Sums to outputs: sums + bias + addend.
 struct TileOutput {
   const float* sums;  // [rows, stride]
   int stride, rows, columns;
-  const float* bias;  // [columns]
-  int activation;
+  const float* bias;    // [columns]
   const float* addend;  // like `output`, or null
   float addend_of_all;  // where it is null
   float* output;

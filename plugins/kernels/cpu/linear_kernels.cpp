@@ -1,6 +1,5 @@
 // Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
 // external linkage but the table.
-#include "kernels/cpu/activations.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/vectors.h"
 
@@ -125,32 +124,22 @@ void multiply(const TileProduct& product) {
   BY_ONE.of[product.height](product);
 }
 
-template <int ACTIVATION>
-void finish_with(const TileOutput& o) {
+void finish(const TileOutput& output) {
+  const TileOutput o = output;  // a copy, which no store can change
   for (int row = 0; row < o.rows; ++row) {
     const float* sums = o.sums + row * static_cast<long>(o.stride);
     const float* addend = o.addend == nullptr ? nullptr : o.addend + row * o.output_step;
-    float* output = o.output + row * o.output_step;
+    float* to = o.output + row * o.output_step;
     int column = 0;
     for (; column + LANES <= o.columns; column += LANES) {
-      const Vector active = activated<ACTIVATION>(load(sums + column) + load(o.bias + column));
-      store(output + column, active + (addend == nullptr ? broadcast(o.addend_of_all) : load(addend + column)));
+      const Vector added = addend == nullptr ? broadcast(o.addend_of_all) : load(addend + column);
+      store(to + column, load(sums + column) + load(o.bias + column) + added);
     }
     const int left = o.columns - column;
     if (left == 0) continue;
-    const Vector active = activated<ACTIVATION>(load_some(sums + column, left) + load_some(o.bias + column, left));
-    store_some(output + column,
-               active + (addend == nullptr ? broadcast(o.addend_of_all) : load_some(addend + column, left)), left);
+    const Vector added = addend == nullptr ? broadcast(o.addend_of_all) : load_some(addend + column, left);
+    store_some(to + column, load_some(sums + column, left) + load_some(o.bias + column, left) + added, left);
   }
-}
-
-void finish(const TileOutput& output) {
-  const TileOutput o = output;  // a copy, which no store can change
-  if (o.activation == 1) return finish_with<1>(o);
-  if (o.activation == 2) return finish_with<2>(o);
-  if (o.activation == 3) return finish_with<3>(o);
-  if (o.activation == 4) return finish_with<4>(o);
-  finish_with<0>(o);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ namespace tightbeam {
 template <class Float>
 struct LinearArguments {
   int R, X, Y;
-  int activation;
 
   const float* rows;     // [R, X]
   const float* weights;  // [tiles, X, 16]
@@ -27,13 +26,10 @@ LinearArguments<Float> linear_arguments(const Call& call) {
   arguments.R = call.size("R");
   arguments.X = call.size("X");
   arguments.Y = call.size("Y");
-  arguments.activation = call.int_attribute("activation");
   const int tiles = call.size("tiles"), expected = (arguments.Y - 1) / TILE_COLUMNS + 1;
   if (tiles != expected)
     call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
               " of 16 columns for Y = " + std::to_string(arguments.Y));
-  if (arguments.activation < 0 || arguments.activation > 4)
-    call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0 to 4");
   const int rows = call.size("addend_rows"), columns = call.size("addend_columns");
   const bool whole = rows == arguments.R && columns == arguments.Y;
   if (!whole && (rows != 1 || columns != 1))

@@ -104,8 +104,8 @@ void multiply(const LinearArguments<float>& a, const PackedRows& rows, Range row
                           to, next + fetched, turns});
         const long row = rows.row(row_tile), place = row * a.Y + first;
         if (over)
-          kernels.finish({to, stride, height, columns, a.bias + first, a.activation,
-                          a.addend == nullptr ? nullptr : a.addend + place, a.addend_of_all, a.products + place, a.Y});
+          kernels.finish({to, stride, height, columns, a.bias + first, a.addend == nullptr ? nullptr : a.addend + place,
+                          a.addend_of_all, a.products + place, a.Y});
         to += height * stride;
       }
     }
