@@ -195,7 +195,7 @@ def test_export_reports_its_error_and_differing_tokens(
         assert expected_check in found_check
     else:
         assert "passed: " in found_check
-    assert "Error of attention in fp16" in out and "Bytes of cache in fp16" in out
+    assert "Relative error of rewritten attention in fp16" in out and "Bytes of cache in fp16" in out
     assert manifest.passes[-1].name == "lower_precision" and manifest.passes[-1].matched > 0
     run = run_of(manifest, Workload(batch_size=3))
     assert run.itemsize == 2
