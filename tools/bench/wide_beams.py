@@ -43,9 +43,9 @@ class Clock:
         self._run = onnxruntime_cpu._run
         onnxruntime_cpu._run = self._timed
 
-    def _timed(self, session: Any, binding: Any, graph: str) -> None:
+    def _timed(self, session: Any, binding: Any, graph: str, options: Any = None) -> None:
         start = time.perf_counter()
-        self._run(session, binding, graph)
+        self._run(session, binding, graph, options)
         self.seconds[graph].append(time.perf_counter() - start)
 
 
