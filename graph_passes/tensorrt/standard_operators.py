@@ -1,6 +1,6 @@
 """Give products and embeddings of CPUs back to standard operators, which TensorRT has kernels for.
 
-    x - Linear(W in tiles, b, r)        ->  x - Gemm(W, b) - Add r
+    x - Linear(W in tiles, b, r)        ->  x - MatMul(W) - Add b - Add r
     tokens - TiledGather(E^T in tiles)  ->  tokens - Gather(E); products of the same tiles: Gemm(E, transB = 1)
 
 The inverse of ``linear``. Exact but for rounding.
@@ -53,8 +53,12 @@ class _Replacement:
     def _product(self, node: gs.Node) -> None:
         rows, tiles, bias, addend = node.inputs
         output = _detached(node)
-        operands = [rows, self._matrix(tiles), *([bias] if np.any(bias.values) else [])]
-        made = self.build.add("Gemm", operands, {"transB": 1} if tiles.name in self.looked_up else {})
+        biases = [bias] if np.any(bias.values) else []
+        if tiles.name in self.looked_up:
+            made = self.build.add("Gemm", [rows, self._matrix(tiles), *biases], {"transB": 1})
+        else:
+            made = self.build.add("MatMul", [rows, self._matrix(tiles)])
+            made = self.build.add("Add", [made, *biases]) if biases else made
         if not isinstance(addend, gs.Constant) or np.any(addend.values):
             made = self.build.add("Add", [made, addend])
         producer = made.inputs[0]

@@ -53,11 +53,10 @@ def test_a_tied_embedding_is_the_same_memory_for_both_graphs(bundles: BundleCach
     bundle = Bundle.load(bundles(variant, "bart"))
     sizes, weights = bundle.manifest.sizes, MappedWeights(bundle)
     encoder, decoder = (
-        {a.ctypes.data for a in weights.of(graph).values() if a.shape == (sizes.vocabulary, sizes.D)}
+        {a.ctypes.data for a in weights.of(graph).values() if a.shape == (-(-sizes.vocabulary // 16), sizes.D, 16)}
         for graph in (bundle.manifest.encoder, bundle.manifest.decoder)
     )
-    assert encoder == decoder
-    assert len(encoder) == 1
+    assert len(encoder) == 1 and encoder <= decoder  # where other tiles have the same shape
 
 
 READS_SMAPS = """

@@ -53,7 +53,7 @@ def test_export_mistakes(export: Command, checkpoints: CheckpointCache, tmp_path
     output.mkdir()
     (output / "thesis.txt").write_text("mine")
     export_failed(export(checkpoint, *options), "exists", "--force")
-    export_failed(export(checkpoint, *options, "--force"), "no bundle", "--output")
+    export_failed(export(checkpoint, *options, "--force"), "not a bundle", "--output")
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
 
 

@@ -74,7 +74,7 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
 
     quantized, _ = to_precision(graphs, "int8", forms_of(entries))
     operators = [node.op for node in quantized.encoder.nodes]
-    assert ("MatMul" in operators) == (form == "fp32")
+    assert ("Linear" in operators) == (form == "fp32")
     encoder, decoder = sessions(quantized, tmp_path)
     exact = rows.astype(np.float64) @ matrix
     expected = getattr(product, form)

@@ -32,18 +32,20 @@ TILE, GROUP = 16, 4
 
 @dataclass(frozen=True)
 class _Product:
-    """A product with a matrix [X, Y], or with its transpose."""
+    """A product with a matrix [X, Y], with its transpose, or with its tiles [tiles, X, 16]."""
 
     weight: onnx.TensorProto
-    transposed: bool
+    transposed: bool = False
+    columns: int = 0
+    """Y of a matrix in tiles; else 0"""
 
     @property
     def X(self) -> int:
-        return int(self.weight.dims[self.transposed])
+        return int(self.weight.dims[self.transposed or self.columns > 0])
 
     @property
     def Y(self) -> int:
-        return int(self.weight.dims[not self.transposed])
+        return self.columns or int(self.weight.dims[not self.transposed])
 
 
 Products = dict[str, _Product]
@@ -66,8 +68,14 @@ class _Graph:
 
 
 def _fp32(graph: _Graph, products: Products) -> None:
+    none = graph.constant("none", np.zeros((1, 1), np.float32))
     for y, product in products.items():
         graph.constants[product.weight.name] = product.weight
+        if product.columns:
+            bias = graph.constant(f"bias{product.Y}", np.zeros(product.Y, np.float32))
+            inputs = [f"x{product.X}", product.weight.name, bias, none]
+            graph.nodes.append(helper.make_node("Linear", inputs, [y], domain=DOMAIN))
+            continue
         operator = "Gemm" if product.transposed else "MatMul"
         attributes: dict[str, Any] = {"transB": 1} if product.transposed else {}
         graph.nodes.append(helper.make_node(operator, [f"x{product.X}", product.weight.name], [y], **attributes))
@@ -173,12 +181,17 @@ class Floor:
 
 
 def _products(model: onnx.ModelProto) -> Products:
-    weights = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 2}
-    nodes = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights]
-    return {
-        f"y{i}": _Product(weights[node.input[1]], any(a.name == "transB" and a.i for a in node.attribute))
-        for i, node in enumerate(nodes)
-    }
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    found: list[_Product] = []
+    for node in model.graph.node:
+        weight = weights.get(node.input[1]) if len(node.input) > 1 else None
+        if weight is None:
+            continue
+        if node.op_type in ("MatMul", "Gemm") and len(weight.dims) == 2:
+            found.append(_Product(weight, any(a.name == "transB" and a.i for a in node.attribute)))
+        elif node.op_type == "Linear":
+            found.append(_Product(weight, columns=int(weights[node.input[2]].dims[0])))
+    return {f"y{i}": product for i, product in enumerate(found)}
 
 
 def _session(floor: _Graph, types: dict[str, Any], bundle: Bundle, threads: int | None) -> ort.InferenceSession:
