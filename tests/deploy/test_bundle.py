@@ -109,7 +109,8 @@ def test_every_weight_is_stored_once(bundles: BundleCache, bundle: Path) -> None
     assert not any(array.shape == embedding.shape for array in tensors.values())
     matrices = {weight.data_ptr(): weight.nbytes for weight in checkpoint.model.parameters() if weight.ndim == 2}
     stored = sum(array.nbytes for array in tensors.values())
-    assert abs(stored - sum(matrices.values())) < 0.01 * stored
+    filled = sum(array[0].nbytes for array in tensors.values() if array.ndim == 3)  # last tiles may be half empty
+    assert -0.01 * stored < stored - sum(matrices.values()) < 0.01 * stored + filled
 
 
 @pytest.mark.parametrize("variant", ["el", "dedup", "baseline"])
