@@ -13,7 +13,12 @@ install --only ctranslate2 --only llama.cpp``.
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -73,28 +78,18 @@ def run(
     if inputs is not None:
         read_inputs(inputs)  # an error now, before minutes of work
 
-    def inputs_of(checkpoint: Path) -> RealInputs:
-        if inputs is None and checkpoint == DEMO_FOLDER:
-            lines = (DEMO_FOLDER / "examples.txt").read_text(encoding="utf-8").splitlines()
-            return RealInputs(DEMO_FOLDER, tuple(lines), (), "", ())
-        return read_inputs(inputs or folder_beside(checkpoint))
-
     work.mkdir(parents=True, exist_ok=True)
     options = Options(variant, precision, rounds, threads, environments, work)
-    reports = []
     known_ids = listed()
     names = [each for given in checkpoints for each in (known_ids if given == PUBLISHED else (given,))]
-    for name in [*names, *without_speed]:
-        file = work / f"{checkpoint_name(name)}.json"
-        if stored and file.exists():
-            reports.append(REPORT.validate_json(file.read_bytes()))
-            continue
+    reports = [_report(name, inputs, options, stored) for name in names]
+    if without_speed:  # nothing is timed, so each process has a core
+        alone = replace(options, rounds=0, threads=1)
         try:
-            place = fetched(name, known_ids[name]) if name in known_ids else name
-            reports.append(check(place, inputs_of, replace(options, rounds=rounds if name in names else 0), say))
-        except CheckError as error:
-            reports.append(Report(name, error=str(error)))
-        file.write_bytes(REPORT.dump_json(reports[-1], indent=1))
+            with ProcessPoolExecutor(min(threads, len(without_speed)), get_context("spawn")) as pool:
+                reports += pool.map(_report, without_speed, repeat(inputs), repeat(alone), repeat(stored))
+        except BrokenProcessPool:
+            raise CheckError("a process of the seasoned copies was killed; free memory, or pass --threads 1") from None
     missing = [name for name in ("ctranslate2", "llama.cpp") if not is_installed(environments, name)]
     text = as_markdown(reports, missing)
     print(text)
@@ -107,6 +102,29 @@ def run(
     for line in wrong:
         say(f"error: {line}")
     raise typer.Exit(bool(wrong))
+
+
+def _report(name: str, inputs: Path | None, options: Options, stored: bool) -> Report:
+    """Check a checkpoint, or take the ``stored`` result; what was found stays in the work folder."""
+    file = options.work / f"{checkpoint_name(name)}.json"
+    if stored and file.exists():
+        return REPORT.validate_json(file.read_bytes())
+    known_ids = listed()
+    try:
+        place = fetched(name, known_ids[name]) if name in known_ids else name
+        report = check(place, partial(_inputs_of, inputs), options, say)
+    except CheckError as error:
+        report = Report(name, error=str(error))
+    file.write_bytes(REPORT.dump_json(report, indent=1))
+    return report
+
+
+def _inputs_of(inputs: Path | None, checkpoint: Path) -> RealInputs:
+    """The inputs in a folder, or those that lie beside a checkpoint."""
+    if inputs is None and checkpoint == DEMO_FOLDER:
+        lines = (DEMO_FOLDER / "examples.txt").read_text(encoding="utf-8").splitlines()
+        return RealInputs(DEMO_FOLDER, tuple(lines), (), "", ())
+    return read_inputs(inputs or folder_beside(checkpoint))
 
 
 def main() -> None:
