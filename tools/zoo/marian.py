@@ -123,6 +123,13 @@ def translations(folder: Path, lines: list[str], **search: Any) -> list[str]:
     return list(tokenizer.batch_decode(model.generate(**batch, **search), skip_special_tokens=True))
 
 
+def _keep_zeros(embedding: torch.Tensor, token: int) -> None:
+    """Leave the embedding of a token as zeros, in the logits too: published Marians' starts are so, and CTranslate2
+    knows no other."""
+    assert not embedding[token].any()
+    embedding.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([token]), 0))
+
+
 CARD = """# Marian type of Tightbeam's zoo
 
 A Marian of {parameters:,} parameters ({layers} layers, width {width}, vocabulary {vocabulary}) that translates
@@ -161,6 +168,7 @@ def make(plan: Plan, folder: Path, inputs: Path) -> None:
     make_repeatable(recipe.seed, _recipe.THREADS)
     tokenizer = new_tokenizer(list(islice(pairs(recipe.seed), 5000)), plan.vocabulary)
     model = new_model(plan, len(tokenizer))
+    _keep_zeros(model.get_input_embeddings().weight, tokenizer.pad_token_id)
     console.log(f"marian: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     started = time.perf_counter()
     train(model, recipe, training_batches(tokenizer, recipe), lambda batch: model(**batch).loss)
