@@ -191,6 +191,10 @@ def _open(path: Path, entry: FileEntry) -> tuple[MappedFile, FileIO]:
     except BundleError:
         stream.close()
         raise
+    except ValueError as error:  # the file became shorter after its size was read
+        size = os.fstat(stream.fileno()).st_size
+        stream.close()
+        raise wrong_size(path, size, entry) from error
     return MappedFile(path, content, status), stream
 
 

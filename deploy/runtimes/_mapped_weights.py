@@ -31,6 +31,8 @@ TYPES: dict[int, type[np.generic]] = {
 }
 """Numbers of onnx.proto: of the fields read here, and of the element types. A weight of another type (bfloat16, which
 numpy lacks) is left to ONNX Runtime."""
+MOST_DIMENSIONS = 32
+"""Most dimensions of an array of numpy. A weight of more, which no export writes, is left to ONNX Runtime too."""
 
 
 class MappedWeights:
@@ -124,8 +126,8 @@ def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
     for weight in weights:
         if not 0 <= weight.offset <= weight.end <= entry.bytes:
             raise BundleError(
-                f"{path} has its weight {reprlib.repr(weight.name)} at bytes {reprlib.repr(weight.offset)} to "
-                f"{reprlib.repr(weight.end)} of {entry.file}, which has {entry.bytes}; export the model again"
+                f"{path} has its weight {reprlib.repr(weight.name)} at bytes {_shown(weight.offset)} to "
+                f"{_shown(weight.end)} of {entry.file}, which has {entry.bytes}; export the model again"
             )
     return [weight for weight in weights if weight.is_mappable]
 
@@ -141,7 +143,15 @@ def _weight(tensor: memoryview, file: str) -> _Weight | None:
     for number, value in own:
         if number == TENSOR_DIMS:
             shape += (value,) if isinstance(value, int) else tuple(varints(value))
+    if len(shape) > MOST_DIMENSIONS:
+        return None
     return _Weight(_text(one[TENSOR_NAME]), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
+
+
+def _shown(number: int) -> str:
+    """Return an integer as short text; Python writes no number of thousands of digits."""
+    bits = number.bit_length()
+    return str(number) if bits <= 64 else f"about {'-' * (number < 0)}2^{bits - 1}"
 
 
 def _text(value: int | memoryview) -> str:

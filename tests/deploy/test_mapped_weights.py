@@ -135,7 +135,10 @@ def with_weight(folder: Path, offset: str, dims: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "dims"),
-    [("-64", [4]), ("0", [2**62, 4]), ("1" + "0" * 30, [4]), ("9" * 4000, [4]), ("0", [10**9]), ("0", [-4])],
+    [
+        *[("-64", [4]), ("0", [2**62, 4]), ("1" + "0" * 30, [4]), ("9" * 4000, [4]), ("0", [10**9]), ("0", [-4])],
+        *[("9" * 4300, [1]), ("-" + "9" * 4300, [1]), ("0", [2**62] * 32)],
+    ],
 )
 def test_a_weight_outside_the_file_is_an_error(
     bundles: BundleCache, damaged: Path, offset: str, dims: list[int]
@@ -147,7 +150,9 @@ def test_a_weight_outside_the_file_is_an_error(
             MappedWeights(bundle).of(graph)
 
 
-@pytest.mark.parametrize(("offset", "dims"), [("x", [4]), ("2", [4]), ("0", [0])])
+@pytest.mark.parametrize(
+    ("offset", "dims"), [("x", [4]), ("2", [4]), ("0", [0]), ("0", [4, *[1] * 32]), ("0", [2**62] * 300)]
+)
 def test_a_weight_that_cannot_be_mapped_is_left_to_the_runtime(
     bundles: BundleCache, damaged: Path, offset: str, dims: list[int]
 ) -> None:

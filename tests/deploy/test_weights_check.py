@@ -198,6 +198,18 @@ def test_a_file_that_cannot_be_opened_or_has_another_size(tmp_path: Path) -> Non
         WeightsCheck(path, entry)
 
 
+def test_a_file_that_becomes_shorter_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"12345")
+    entry, status = entry_of(path), path.stat()
+    path.write_bytes(b"123")
+    sizes = iter([status])
+    fstat = os.fstat
+    monkeypatch.setattr("tightbeam.deploy.bundle.weights_check.os.fstat", lambda file: next(sizes, fstat(file)))
+    with pytest.raises(BundleError, match="weights has 3 bytes, expected 5; export the model again"):
+        WeightsCheck(path, entry)
+
+
 def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"12345")
