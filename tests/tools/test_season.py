@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import BartForConditionalGeneration
 
 from support.checkpoint_edits import edit_json
@@ -124,28 +126,56 @@ def test_the_command_writes_a_checkpoint_of_float32(
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"model_type": "t5"}, "is of type 't5'; expected one of llama, whisper, bart, marian"),
-        ({"encoder_layers": 4}, "has no model.encoder.layers.3."),
-        (None, "has no safetensors; "),
-    ],
-)
+def cut(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.truncate(1000)
+
+
+def poison(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.shared.weight"][3, 5] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "family": (
+        lambda folder: edit_json(
+            folder / "config.json", model_type="mbart", architectures=["MBartForConditionalGeneration"]
+        ),
+        "is of type 'mbart'; expected one of llama, whisper, bart, marian",
+    ),
+    "layers": (
+        lambda folder: edit_json(folder / "config.json", encoder_layers=4),
+        "weights do not fit config.json: model.encoder.layers.3.",
+    ),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no safetensors; "),
+    "cut weights": (cut, "damaged or truncated safetensors file"),
+    "NaN": (poison, "NaN or infinite weights in model.shared.weight"),
+    "list": (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object, found list"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json; give a folder"),
+    "no folder": (shutil.rmtree, "demo is not a folder; expected a checkpoint with config.json"),
+    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "/pipe cannot be copied: "),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
 def test_errors_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, Any] | None,
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
+    change, said = ERRORS[case]
     folder = tmp_path / "demo"
     shutil.copytree(DEMO, folder)
-    if change is None:
-        (folder / "model.safetensors").unlink()
-    else:
-        edit_json(folder / "config.json", **change)
+    change(folder)
     with pytest.raises(SystemExit):
         run(monkeypatch, folder, "--output", tmp_path / "out")
     assert said in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_a_seed_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, DEMO, "--output", tmp_path / "out", "--seed", seed)
+    assert f"--seed {seed} is no seed; expected 0 to " in capsys.readouterr().err.splitlines()[-1]

@@ -11,17 +11,19 @@ is written: rounded to half precision they would be another model.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
+from tightbeam.export.checkpoint.files import read_files
+from tightbeam.export.checkpoint.load import load_files
 from tools.training import console, write_json
 from tools.zoo._season.inexact import condition
 from tools.zoo._season.layout import FAMILIES
@@ -31,17 +33,28 @@ from tools.zoo._season.model import difference, inputs_of, load
 __all__ = ["read_checkpoint", "season_checkpoint"]
 
 WEIGHTS = "model.safetensors"
+MOST_SEEDS = 1 << 32
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read config.json and the weights of a checkpoint. Raises ValueError for another family, or without weights."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    if config.get("model_type") not in FAMILIES:
-        raise ValueError(f"{folder} is of type {config.get('model_type')!r}; expected one of {', '.join(FAMILIES)}")
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    """Read config.json and the weights of a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        There is no such folder, the checkpoint is of another family, has no safetensors, or is damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; expected a checkpoint with config.json and safetensors; name one")
+    files = read_files(folder)
+    config = files.config_json
+    if config["model_type"] not in FAMILIES:
+        raise ValueError(f"{folder} is of type {config['model_type']!r}; expected one of {', '.join(FAMILIES)}")
+    stored = sorted(folder.glob("*.safetensors"))
+    if not stored:
         raise ValueError(f"{folder} has no safetensors; save its weights as safetensors first")
-    return config, {name: tensor for file in files for name, tensor in load_file(file).items()}
+    load_files(files)  # raises for a missing or damaged tensor, and for NaN
+    return config, {name: tensor for file in stored for name, tensor in load_file(file).items()}
 
 
 def season_checkpoint(folder: Path, output: Path, level: str, seed: int = 0) -> str:
@@ -66,7 +79,7 @@ def season_checkpoint(folder: Path, output: Path, level: str, seed: int = 0) -> 
     Raises
     ------
     ValueError
-        The checkpoint is of another family, has no safetensors, or lacks a weight.
+        The checkpoint is of another family, has no safetensors, lacks a weight, or is damaged.
     """
     config, weights = read_checkpoint(folder)
     try:
@@ -123,12 +136,24 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.output.exists():
         parser.error(f"--output {arguments.output} exists; expected a new folder; remove it, or name another one")
+    if not 0 <= arguments.seed < MOST_SEEDS:
+        parser.error(f"--seed {arguments.seed} is no seed; expected 0 to {MOST_SEEDS - 1}; pass another one")
     torch.set_num_threads(1)
     try:
         said = season_checkpoint(arguments.checkpoint, arguments.output, arguments.level, arguments.seed)
         console.print(said, soft_wrap=True)
-    except (OSError, ValueError) as error:
+    except shutil.Error as error:
+        file, _, reason = error.args[0][0]
+        parser.error(f"{file} cannot be copied: {reason}; remove it")
+    except OSError as error:
+        file, reason = error.filename or arguments.output, error.strerror or error
+        parser.error(f"{file} cannot be used: {reason}; check the path, its permissions and the disk")
+    except SafetensorError as error:
+        parser.error(f"{arguments.output} cannot be written: {error}; check the disk")
+    except ValueError as error:
         parser.error(f"{error}")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":
