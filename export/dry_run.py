@@ -51,7 +51,7 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))
-    show(ranking_table(ranked, impossible, run, machine, origin))
+    show(ranking_table(ranked, impossible, run, machine, origin, sizes.decoder_only))
     if run.int8:
         show(
             f"Weights in int8: {megabytes(weight_bytes)} at least; scales, biases and norms stay float32,\n"

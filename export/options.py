@@ -141,8 +141,8 @@ class ExportOptions:
         """Raise ExportError for a given matrix rate: that of integers is another, and is measured."""
         if self.precision == "int8" and self.workload.gflop_s is not None:
             raise ExportError(
-                "the rate of int8 products is measured on this machine; leave the matrix rate out, or take "
-                "--precision fp32"
+                "the rate of int8 products is measured on this machine, so none can be given; leave --gflop-s out, or "
+                "pass --precision fp32"
             )
 
     def _check_cache_precision(self) -> None:

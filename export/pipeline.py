@@ -203,7 +203,7 @@ def _choose_variant(export: _Export) -> None:
     counts = count_weights(export.canonical)
     weights = _weight_bytes(export)
     ranked = rank(checkpoint.sizes, counts, impossible, run, machine, weights, workload.memory_limit)
-    export.on_table(ranking_table(ranked, impossible, run, machine, origin))
+    export.on_table(ranking_table(ranked, impossible, run, machine, origin, checkpoint.sizes.decoder_only))
     best = best_of(ranked).variant
     export.choice = Choice(best, PRESETS[best], f"auto: {best} is predicted to be fastest")
 
@@ -352,7 +352,8 @@ def _check_differing(export: _Export, manifest: Manifest, parity: ParityReport) 
         export.on_table(products_table(export.products))
     raise ExportError(
         f"{parity.differing} of {sequences} sequences differ from torch's, {parity.differing / sequences:.1%}, over "
-        f"max_differing of {limit:.1%}; there is no new bundle: leave {inexact_options(manifest)} out, or allow more"
+        f"max_differing of {limit:.1%}; there is no new bundle: leave {inexact_options(manifest)} out, or raise "
+        "--max-differing"
     )
 
 

@@ -134,18 +134,23 @@ def best_of(ranked: Sequence[Ranked]) -> Ranked:
 
 
 def ranking_table(
-    ranked: Sequence[Ranked], impossible: Mapping[str, str], run: RunSize, machine: Machine, origin: str
+    ranked: Sequence[Ranked],
+    impossible: Mapping[str, str],
+    run: RunSize,
+    machine: Machine,
+    origin: str,
+    decoder_only: bool = False,
 ) -> RenderableType:
     """The ranking, best first, with predicted times and bytes; below it the impossible variants and their reasons.
 
-    ``origin``: where the machine's numbers come from.
+    ``origin``: the source of the machine's numbers.
     """
     integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.int8 else ""
     if run.quantized_source:
         rates = f"{machine.source_rate / 1e9:,.0f} and {machine.latent_rate / 1e9:,.0f}"
         integers += f",\n{rates} GOP/s of attention over keys and values, and over states, in int8"
     title = (
-        f"Predicted for {describe_run(run)},\n"
+        f"Predicted for {describe_run(run, decoder_only=decoder_only)},\n"
         f"at {machine.bandwidth / 1e9:.0f} GB/s and {machine.rate / 1e9:,.0f} GFLOP/s{integers} ({origin})"
     )
     table = Table(box=box.SIMPLE)

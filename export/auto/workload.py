@@ -99,7 +99,7 @@ class Workload:
             ("new_tokens", self.new_tokens, sizes.max_target),
         ):
             if length is not None and length > limit:
-                raise ExportError(f"{name}={length} exceeds the model's {limit} positions")
+                raise ExportError(f"{name}={length} exceeds the model's {limit} positions; pass a smaller number")
         source = sizes.max_source if whole else min(TYPICAL_SOURCE, sizes.max_source)
         if whole and self.source_length not in (None, source):
             raise ExportError(

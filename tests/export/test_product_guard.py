@@ -306,7 +306,7 @@ def test_too_many_differing_sequences_leave_no_bundle(
         return
     said = (
         r"^3 of 12 sequences differ from torch's, 25\.0%, over max_differing of 20\.0%; "
-        r"there is no new bundle: leave --precision int8 out, or allow more$"
+        r"there is no new bundle: leave --precision int8 out, or raise --max-differing$"
     )
     with pytest.raises(ExportError, match=said):
         export_model(checkpoints("bart"), target, **arguments)

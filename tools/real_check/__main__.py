@@ -52,7 +52,7 @@ def run(
     without_speed: Annotated[
         list[str], typer.Option(help="A further checkpoint, without speed and memory: a seasoned copy. Repeatable.")
     ] = [],  # noqa: B006
-    inputs: Annotated[Path | None, typer.Option(help="Folder of real inputs; by default the one beside.")] = None,
+    inputs: Annotated[Path | None, typer.Option(help="Folder of real inputs; by default CHECKPOINT-inputs.")] = None,
     variant: Annotated[list[str], typer.Option(help=f"{', '.join(PRESETS)}. Repeatable; all by default.")] = [],  # noqa: B006
     precision: Annotated[list[str], typer.Option(help="Repeatable; all by default.")] = list(PRECISIONS),  # noqa: B006
     stored: Annotated[
@@ -64,14 +64,14 @@ def run(
     work: Annotated[Path, typer.Option(help="Folder for bundles, models, logs and results.")] = Path(
         "build/real-check"
     ),
-    page: Annotated[Path, typer.Option(help="Page that gets the tables, behind its first rule.")] = Path(
-        "build/real-check/report.md"
-    ),
+    page: Annotated[
+        Path, typer.Option(help="Page for the tables; they replace all below its first rule (---).")
+    ] = Path("build/real-check/report.md"),
     image: Annotated[Path, typer.Option(help="SVG file of the picture of times and memory.")] = Path(
         "build/real-check/peers.svg"
     ),
 ) -> None:
-    """Run the check; the exit status is 1 where an export failed or a token of float32 differs."""
+    """Run the check; the exit status is 1 if an export failed or a token of float32 differs."""
     for option, given, known in (("--variant", variant, PRESETS), ("--precision", precision, PRECISIONS)):
         if unknown := set(given) - set(known):
             raise CheckError(f"{option} {min(unknown)} is unknown; pass {', '.join(known)}")
