@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,6 +129,9 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (write("lines.txt", b"\xff\n"), "lines.txt cannot be read: it is not UTF-8"),
         (write("references.txt", b"one\n"), "references.txt has 1 lines, expected 3"),
         (write("a.wav", b""), "a.wav has no transcription; expected it in a.txt"),
+        (lambda folder: (folder / "a.wav").mkdir(), "a.wav cannot be read: it is not a file"),
+        (lambda folder: os.mkfifo(folder / "a.wav"), "a.wav cannot be read: it is not a file"),
+        (lambda folder: ((folder / "text.txt").unlink(), os.mkfifo(folder / "text.txt")), "text.txt cannot be read"),
     ],
 )
 def test_bad_folders_have_errors_of_one_line(texts: Path, change: Callable[[Path], object], said: str) -> None:
@@ -150,6 +156,9 @@ def test_inputs_that_do_not_suit_a_model_are_refused(
     ):
         with pytest.raises(CheckError, match=said):
             task_of(checkpoint, read_inputs(folder))
+    (recordings / "0.wav").write_bytes(b"no recording")
+    with pytest.raises(CheckError, match=r"0\.wav"):
+        task_of(load_checkpoint(whisper), read_inputs(recordings))
 
 
 @pytest.fixture
@@ -195,6 +204,30 @@ def test_options_and_inputs_are_checked_first(checkpoints: CheckpointCache, tmp_
     command("demo", "--variant", "best").failed("--variant best is unknown; pass baseline")
     command("demo", "--precision", "int4").failed("--precision int4 is unknown; pass")
     command("demo", "--inputs", tmp_path / "none").failed("none is not a folder")
+
+
+def test_a_damaged_page_or_result_is_one_line(tmp_path: Path, command: Command) -> None:
+    page, work = tmp_path / "page.md", tmp_path / "work"
+    page.write_bytes(b"\xff")
+    command("demo", "--page", page).failed("page.md is not UTF-8; expected a page in Markdown")
+    work.mkdir()
+    (work / "demo.json").write_text('{"x": 1}')
+    places = ["--work", work, "--page", tmp_path / "new" / "page.md", "--image", tmp_path / "image.svg"]
+    command("demo", "--stored", *places).failed("demo.json is not a result of this version")
+
+
+def test_further_checkpoints_run_in_processes_of_the_command(tmp_path: Path) -> None:
+    """A process finds what it runs, though the command's own module is ``__main__``."""
+    names = ["one", "two"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    further = [part for name in names for part in ("--without-speed", str(tmp_path / name))]
+    places = ["--work", tmp_path / "work", "--page", tmp_path / "page.md", "--image", tmp_path / "image.svg"]
+    command = [sys.executable, "-m", "tools.real_check", tmp_path / "none", *further, *places]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert [name in line for name, line in zip(["none", *names], errors, strict=True)] == [True] * 3
 
 
 def test_what_is_wrong_is_said() -> None:

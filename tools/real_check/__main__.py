@@ -13,10 +13,10 @@ install --only ctranslate2 --only llama.cpp``.
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,23 +24,21 @@ from typing import Annotated
 
 import matplotlib as mpl
 import typer
-from pydantic import TypeAdapter
 
 from tightbeam.deploy.bundle.manifest import PRECISIONS
 from tightbeam.deploy.console import command_line, say
-from tightbeam.export.checkpoint.resolve import DEMO_FOLDER, checkpoint_name
 from tightbeam.graph_passes import PRESETS
 from tools.bench.peers.environments import is_installed
 from tools.bench.pictures import STYLE
-from tools.real_check.check import Options, Report, check
+from tools.real_check.check import Options
 from tools.real_check.errors import CheckError
-from tools.real_check.inputs import RealInputs, folder_beside, read_inputs
+from tools.real_check.inputs import read_inputs
 from tools.real_check.picture import picture
-from tools.real_check.published import PUBLISHED, fetched, listed
+from tools.real_check.published import PUBLISHED, listed
+from tools.real_check.reports import above_rule, report_of
 from tools.real_check.table import as_markdown
 
 HELP = "Try any checkpoint on real inputs, in every variant and precision, beside torch and other engines."
-REPORT = TypeAdapter(Report)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 
@@ -75,25 +73,27 @@ def run(
     for option, given, known in (("--variant", variant, PRESETS), ("--precision", precision, PRECISIONS)):
         if unknown := set(given) - set(known):
             raise CheckError(f"{option} {min(unknown)} is unknown; pass {', '.join(known)}")
+    above = above_rule(page)  # errors now, before minutes of work
     if inputs is not None:
-        read_inputs(inputs)  # an error now, before minutes of work
+        read_inputs(inputs)
 
-    work.mkdir(parents=True, exist_ok=True)
+    for folder in (work, page.parent, image.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     options = Options(variant, precision, rounds, threads, environments, work)
     known_ids = listed()
     names = [each for given in checkpoints for each in (known_ids if given == PUBLISHED else (given,))]
-    reports = [_report(name, inputs, options, stored) for name in names]
+    reports = [report_of(name, inputs, options, stored) for name in names]
     if without_speed:  # nothing is timed, so each process has a core
         alone = replace(options, rounds=0, threads=1)
         try:
-            with ProcessPoolExecutor(min(threads, len(without_speed)), get_context("spawn")) as pool:
-                reports += pool.map(_report, without_speed, repeat(inputs), repeat(alone), repeat(stored))
+            processes, silent = min(threads, len(without_speed)), (signal.SIGINT, signal.SIG_DFL)
+            with ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, silent) as pool:
+                reports += pool.map(report_of, without_speed, repeat(inputs), repeat(alone), repeat(stored))
         except BrokenProcessPool:
             raise CheckError("a process of the seasoned copies was killed; free memory, or pass --threads 1") from None
     missing = [name for name in ("ctranslate2", "llama.cpp") if not is_installed(environments, name)]
     text = as_markdown(reports, missing)
     print(text)
-    above = page.read_text(encoding="utf-8").partition("\n---\n")[0] if page.exists() else "# Real inputs\n"
     page.write_text(f"{above}\n---\n\n{text}", encoding="utf-8")
     if any(report.speeds for report in reports):
         with mpl.rc_context(STYLE):
@@ -102,29 +102,6 @@ def run(
     for line in wrong:
         say(f"error: {line}")
     raise typer.Exit(bool(wrong))
-
-
-def _report(name: str, inputs: Path | None, options: Options, stored: bool) -> Report:
-    """Check a checkpoint, or take the ``stored`` result; what was found stays in the work folder."""
-    file = options.work / f"{checkpoint_name(name)}.json"
-    if stored and file.exists():
-        return REPORT.validate_json(file.read_bytes())
-    known_ids = listed()
-    try:
-        place = fetched(name, known_ids[name]) if name in known_ids else name
-        report = check(place, partial(_inputs_of, inputs), options, say)
-    except CheckError as error:
-        report = Report(name, error=str(error))
-    file.write_bytes(REPORT.dump_json(report, indent=1))
-    return report
-
-
-def _inputs_of(inputs: Path | None, checkpoint: Path) -> RealInputs:
-    """The inputs in a folder, or those that lie beside a checkpoint."""
-    if inputs is None and checkpoint == DEMO_FOLDER:
-        lines = (DEMO_FOLDER / "examples.txt").read_text(encoding="utf-8").splitlines()
-        return RealInputs(DEMO_FOLDER, tuple(lines), (), "", ())
-    return read_inputs(inputs or folder_beside(checkpoint))
 
 
 def main() -> None:

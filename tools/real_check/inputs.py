@@ -88,6 +88,7 @@ def folder_beside(checkpoint: Path) -> Path:
 
 
 def _recording(path: Path) -> Recording:
+    _check_is_file(path)
     said, language = path.with_suffix(".txt"), path.with_suffix(".language")
     if not said.exists():
         raise CheckError(f"{path} has no transcription; expected it in {said.name}; write what is said there")
@@ -103,6 +104,7 @@ def _lines(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> str:
+    _check_is_file(path)
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -111,3 +113,9 @@ def _read(path: Path) -> str:
     if not text:
         raise CheckError(f"{path} is empty; expected text; write some, or delete the file")
     return text
+
+
+def _check_is_file(path: Path) -> None:
+    """Raise CheckError for a folder, and for a pipe, which would be waited for."""
+    if not path.is_file():
+        raise CheckError(f"{path} cannot be read: it is not a file; expected a file; remove it, or write one")

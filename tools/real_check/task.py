@@ -11,6 +11,7 @@ import transformers
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.files import read_audio
+from tightbeam.deploy.errors import InputError
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tools.real_check.errors import CheckError
@@ -176,7 +177,10 @@ def _speech(checkpoint: Checkpoint, inputs: RealInputs) -> Task:
     if not inputs.recordings:
         raise CheckError(f"{inputs.folder} has no recordings, which a speech model needs; add NAME.wav and NAME.txt")
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
-    waves = [read_audio(str(recording.path), extractor.sampling_rate) for recording in inputs.recordings]
+    try:
+        waves = [read_audio(str(recording.path), extractor.sampling_rate) for recording in inputs.recordings]
+    except InputError as error:
+        raise CheckError(str(error)) from error
     each = list(zip(inputs.recordings, waves, strict=True))
     short = [(recording, wave) for recording, wave in each if len(wave) <= extractor.n_samples]
     whole = [(recording, wave) for recording, wave in each if len(wave) > extractor.n_samples]
