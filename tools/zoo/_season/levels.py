@@ -60,7 +60,7 @@ LEVELS: dict[str, Level] = {
 SPREAD = 0.2
 """Spread of the logarithms of factors."""
 FEWEST_OUTLIERS, MOST_OUTLIERS = 3, 5
-SMALLEST_OUTLIER, LARGEST_OUTLIER = 5.0, 22.0
+SMALLEST_OUTLIER, LARGEST_OUTLIER = 2.5, 18.0
 TIED_CHANNELS, TIED_FACTOR = 3, 7.0
 LOWERED_SHARE = 0.05
 DECADES = {"source": (0.2, 1.2), "generated": (1.0, 4.0)}
