@@ -46,7 +46,7 @@ demo: $(BUILT) ## [1 min] export the bundled model with --variant el, then write
 zoo: $(READY) ## [45 min] train small models from nothing into build/zoo (speech, chat, translation) that are not there yet
 	$(BIN)/python -m tools.zoo
 
-real-check: $(BUILT) $(if $(CHECKPOINTS),,$(SEASONED)) ## [not measured] try CHECKPOINTS="PATH_OR_ID ..." (else the zoo) on real inputs (INPUTS=folder) beside torch and others
+real-check: $(BUILT) $(if $(CHECKPOINTS),,$(SEASONED)) ## [16 min] try CHECKPOINTS="PATH_OR_ID ..." (else the zoo) on real inputs (INPUTS=folder) beside torch and others
 	$(BIN)/python -m tools.real_check $(or $(CHECKPOINTS),$(ZOO) $(ZOO:%=--without-speed %-all)) $(INPUTS:%=--inputs %)
 
 # Seasoned copies of the zoo: the numbers that large models have.

@@ -33,7 +33,7 @@ def picture(reports: Sequence[Report]) -> Figure:
                     {
                         "title": title,
                         "model": report.name,
-                        "weights": f"{report.parameters / 1e6:.1f} million numbers",
+                        "weights": f"{report.parameters / 1e6:.1f} million parameters",
                         "engines": engines,
                     }
                 )

@@ -49,9 +49,9 @@ def _section(report: Report) -> Iterator[str]:
         yield f"It could not be tried: {report.error}"
         return
     yield (
-        f"{report.family}, {report.parameters / 1e6:.1f} million numbers, {report.rows} inputs, "
-        f"{counted(report.threads, 'thread')}; transformers: {_words(report.torch, report.rows) or 'none'} words wrong"
-        f"{_perplexity(report.torch, ', perplexity ')}."
+        f"{report.family}, {report.parameters / 1e6:.1f} million parameters, {report.rows} inputs, "
+        f"{counted(report.threads, 'thread')}. Words wrong by transformers: "
+        f"{_words(report.torch, report.rows) or 'not counted'}{_perplexity(report.torch, '; perplexity ')}."
     )
     if report.speeds:
         yield _table(ENGINES, _engine_rows(report))
