@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -295,3 +296,12 @@ def test_no_draw_is_left_to_chance(checkpoints: CheckpointCache, texts: Path) ->
     row = by_torch(task).sequences[SAMPLING][1]
     assert is_tie(task, SAMPLING, 1, row)
     assert not is_tie(task, SAMPLING, 1, [*row, 7])
+
+
+def test_an_end_token_of_zero_ends(checkpoints: CheckpointCache, texts: Path) -> None:
+    """Marian's is 0; without it the other engines' sequences, which leave it out, would all differ."""
+    task = task_of(load_checkpoint(checkpoints("bart", tokenizer=True)), read_inputs(texts))
+    generation = task.checkpoint.generation_config
+    for given, expected in ((0, [0]), ([0, 2], [0, 2]), (None, [])):
+        checkpoint = replace(task.checkpoint, generation_config={**generation, "eos_token_id": given})
+        assert replace(task, checkpoint=checkpoint).ends == expected

@@ -105,8 +105,8 @@ class Task:
     @property
     def ends(self) -> list[int]:
         """The tokens that end an output."""
-        ends = self.checkpoint.generation_config.get("eos_token_id") or []
-        return ends if isinstance(ends, list) else [ends]
+        ends = self.checkpoint.generation_config.get("eos_token_id")
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
     @property
     def decoder_only(self) -> bool:
