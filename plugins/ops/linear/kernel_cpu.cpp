@@ -7,6 +7,7 @@
 #include "kernels/cpu/aligned.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/range.h"
 #include "ops/linear/arguments.h"
 
 namespace tightbeam {
@@ -24,18 +25,6 @@ constexpr long PRODUCTS_OF_ITEM = 1 << 20;
 constexpr long ITEMS = 16;                          // of many rows, at least
 constexpr int MOST_ROWS = FEW_ROWS + FEWEST_ROWS;   // of a block, with the rest of its last tile
 constexpr int SUMS = MOST_ROWS * 2 * TILE_COLUMNS;  // of an item; four tiles are for a single tile of rows
-
-struct Range {
-  int begin, end;
-
-  int size() const { return end - begin; }
-  // Part i of `count`, in whole steps.
-  Range part(long i, long count, int step = 1) const {
-    const long steps = (size() - 1) / step + 1;
-    return {static_cast<int>(begin + steps * i / count * step),
-            std::min(end, static_cast<int>(begin + steps * (i + 1) / count * step))};
-  }
-};
 
 // Some rows of the call, packed in tiles of rows.
 class PackedRows {

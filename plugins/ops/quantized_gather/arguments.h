@@ -1,8 +1,7 @@
 // Arguments of the kernels of QuantizedGather, and how they are filled from a call.
 #pragma once
 
-#include "kernels/cpu/quantized.h"
-#include "kernels/operator.h"
+#include "kernels/cpu/tiled_arguments.h"
 
 namespace tightbeam {
 
@@ -28,10 +27,7 @@ QuantizedGatherArguments<Float> quantized_gather_arguments(const Call& call) {
   arguments.vocabulary = call.size("vocabulary");
   arguments.groups = call.size("groups");
   arguments.blocks = call.size("blocks");
-  const int tiles = call.size("tiles"), expected = (arguments.vocabulary - 1) / TILE_COLUMNS + 1;
-  if (tiles != expected)
-    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
-              " of 16 columns for vocabulary = " + std::to_string(arguments.vocabulary));
+  check_tiles(call, "vocabulary");
   if (arguments.groups % arguments.blocks != 0)
     call.fail("scale has " + std::to_string(arguments.blocks) + " blocks, expected a divisor of " +
               std::to_string(arguments.groups) + ", the groups of four numbers in a row");

@@ -1,8 +1,7 @@
 // Arguments of the kernels of QuantizedMatMul, and how they are filled from a call.
 #pragma once
 
-#include "kernels/cpu/quantized.h"
-#include "kernels/operator.h"
+#include "kernels/cpu/tiled_arguments.h"
 
 namespace tightbeam {
 
@@ -30,11 +29,8 @@ class Parallel;
 
 // Ends the call unless its weights, in tiles, fit the Y columns and the blocks of its scale.
 inline void check_quantized_matrix(const Call& call) {
-  const int Y = call.size("Y"), tiles = call.size("tiles"), groups = call.size("groups"), blocks = call.size("blocks");
-  const int expected = (Y - 1) / TILE_COLUMNS + 1;
-  if (tiles != expected)
-    call.fail("weights has " + std::to_string(tiles) + " tiles, expected " + std::to_string(expected) +
-              " of 16 columns for Y = " + std::to_string(Y));
+  const int groups = call.size("groups"), blocks = call.size("blocks");
+  check_tiles(call, "Y");
   if (groups > MAX_GROUPS)
     call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
               std::to_string(4 * MAX_GROUPS));
@@ -56,21 +52,12 @@ QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   arguments.row_scale_step = arguments.blocks;
   arguments.products_step = arguments.Y;
   check_quantized_matrix(call);
-  const int rows = call.size("addend_rows"), columns = call.size("addend_columns");
   if (arguments.activation < 0 || arguments.activation > 4)
     call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0 to 4");
-  const bool whole = rows == arguments.R && columns == arguments.Y;
-  if (!whole && (rows != 1 || columns != 1))
-    call.fail("addend is [" + std::to_string(rows) + ", " + std::to_string(columns) + "], expected [1, 1] or [" +
-              std::to_string(arguments.R) + ", " + std::to_string(arguments.Y) + "]");
   arguments.weights = call.input<unsigned char>("weights");
   arguments.scale = call.input<float>("scale");
   arguments.bias = call.input<float>("bias");
-  const Float* addend = call.input<Float>("addend");
-  if (whole)
-    arguments.addend = addend;
-  else
-    arguments.addend_of_all = *addend;
+  set_addend<Float>(call, arguments);
   arguments.products = call.output<Float>("products");
   return arguments;
 }

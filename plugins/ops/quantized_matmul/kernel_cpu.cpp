@@ -8,6 +8,7 @@
 #include "kernels/cpu/aligned.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
+#include "kernels/cpu/range.h"
 #include "ops/quantized_matmul/arguments.h"
 
 namespace tightbeam {
@@ -73,18 +74,6 @@ class PackedRows {
   int rows_, tiles_, each_;  // rows of a tile, of which there may be fewer in the last one
   Aligned<unsigned char> bytes_;
   std::vector<int> corrections_;
-};
-
-struct Range {
-  int begin, end;
-
-  int size() const { return end - begin; }
-  // Part i of `count`, in whole steps.
-  Range part(long i, long count, int step = 1) const {
-    const long steps = (size() - 1) / step + 1;
-    return {static_cast<int>(begin + steps * i / count * step),
-            std::min(end, static_cast<int>(begin + steps * (i + 1) / count * step))};
-  }
 };
 
 // What an item needs beside its ranges.
