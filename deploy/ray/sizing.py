@@ -80,8 +80,9 @@ class Actors:
 def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> ActorMemory:
     """Upper estimate of what an actor takes on CPUs: a loaded model, and the caches of a batch of longest sources.
 
-    The operators of an int8 bundle, and of one whose products the pass ``linear`` has rewritten, read the weights where
-    they are mapped, so that a machine holds these once. ONNX Runtime packs those of other bundles anew in each process.
+    The operators of an int8 bundle, and of one whose products the pass ``linear`` has rewritten, read the weights in
+    the mapped file, so that all processes of a machine share one copy. Of the weights of other bundles, ONNX Runtime
+    packs a copy in each process.
     """
     new_tokens = options.max_length - options.beginning
     workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)

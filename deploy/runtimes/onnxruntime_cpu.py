@@ -57,7 +57,7 @@ LARGE_STATES = 1 << 18
 """Numbers of the states that are encoded at a time, from which on the memory that the encoder worked in is released: a
 tenth of what a process with Whisper base has. Taking it again costs less than a hundredth of such an encoder's time."""
 SHRINKING = ort.RunOptions()
-"""Of a run after which the session's arena gives back what it holds for nothing."""
+"""Options of a run after which the session's arena returns the memory that it does not use."""
 SHRINKING.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 UNLIMITED = 1 << 62

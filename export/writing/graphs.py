@@ -21,11 +21,10 @@ from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_wei
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
+from tightbeam.graph_passes.tensorrt.standard_operators import REPLACED
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 
-AS_THEY_ARE = frozenset({"Linear", "TiledGather"})
-"""Operators of the CPU alone that ``standard_operators`` replaces by better nodes than their functions have."""
-ON_CPU_ALONE = [(DOMAIN, name) for name, operator in OPERATORS.items() if not operator.gpu and name not in AS_THEY_ARE]
+ON_CPU_ALONE = [(DOMAIN, name) for name, operator in OPERATORS.items() if not operator.gpu and name not in REPLACED]
 
 G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 

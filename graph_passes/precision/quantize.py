@@ -9,7 +9,7 @@
 The rows of x are quantised as they come, each by itself: by the product where one alone reads them, else once for all
 of them. A product takes over the bias, the activation and the residual that follow it where nothing else reads what is
 between. An embedding of tokens or of positions is quantised too; tied to the logits, both read one matrix. Everything
-else stays float32: caches, attention, norms, convolutions, and products whose input width is no multiple of 4.
+else stays float32: caches, attention, norms, convolutions, and products whose input width is not a multiple of 4.
 
 ``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
 and of a column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
@@ -63,7 +63,7 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeight
 
 
 class _Quantizer:
-    """Replaces products and embeddings of a graph by those of integers."""
+    """Replaces products and embeddings of a graph with operators of integers."""
 
     def __init__(self, products: Products, weights: QuantizedWeights, readers: Counter[tuple[str, int]]) -> None:
         self.products, self.build, self.weights, self.readers = products, products.build, weights, readers

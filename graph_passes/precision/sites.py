@@ -95,7 +95,7 @@ def sites_of(graph: gs.Graph, name: str, sizes: Sizes, group: int = GROUP) -> li
 
 
 def _product(node: gs.Node, place: str) -> Site | None:
-    if node.op not in ("MatMul", "Gemm") or node.domain or not _is_finite(node.inputs[1], 2):
+    if node.op not in ("MatMul", "Gemm") or node.domain or not _is_matrix(node.inputs[1], 2):
         return None
     rows, weight = node.inputs[:2]
     attributes = node.attrs
@@ -116,7 +116,7 @@ def _product(node: gs.Node, place: str) -> Site | None:
 
 
 def _products_of_heads(node: gs.Node, place: str, graph: gs.Graph) -> Site | None:
-    if node.op != "MatMul" or node.domain or not _is_finite(node.inputs[1], 3):
+    if node.op != "MatMul" or node.domain or not _is_matrix(node.inputs[1], 3):
         return None
     before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
     after = only_reader(node.outputs[0], graph.outputs)
@@ -134,7 +134,7 @@ def _embedding(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
     if node.op != "Gather" or node.attrs.get("axis", 0) != 0 or isinstance(node.inputs[1], gs.Constant):
         return None
     table = node.inputs[0]
-    if not _is_finite(table, 2):
+    if not _is_matrix(table, 2):
         return None
     if table.shape[0] not in (sizes.vocabulary, sizes.source_vocabulary) and not _has_positions(table, sizes):
         return None
@@ -146,7 +146,8 @@ def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
     return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS and not sizes.rotary)
 
 
-def _is_finite(constant: gs.Tensor, axes: int) -> bool:
+def _is_matrix(constant: gs.Tensor, axes: int) -> bool:
+    """True of a constant of finite float32 numbers with this number of axes."""
     if not isinstance(constant, gs.Constant) or len(constant.shape) != axes or constant.dtype != np.float32:
         return False
     return bool(np.isfinite(constant.values).all())

@@ -18,9 +18,11 @@ from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.ops.linear.layout import untiled
 from tightbeam.plugins.ops.quantized_matmul import TILE_COLUMNS
 
-__all__ = ["standard_operators"]
+__all__ = ["REPLACED", "standard_operators"]
 
 NAME = "standard_operators"
+REPLACED = ("Linear", "TiledGather")
+"""Operators of the CPU alone that become better nodes here than their functions have."""
 
 
 def standard_operators(graphs: ModelGraphs) -> PassResult:
@@ -36,7 +38,7 @@ class _Replacement:
     def __init__(self, graph: gs.Graph, vocabularies: tuple[int, ...]) -> None:
         self.graph, self.build, self.vocabularies = graph, Builder(graph, NAME), vocabularies
         nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-        self.nodes = {op: [node for node in nodes if node.op == op] for op in ("Linear", "TiledGather")}
+        self.nodes = {op: [node for node in nodes if node.op == op] for op in REPLACED}
         self.looked_up = {node.inputs[1].name for node in self.nodes["TiledGather"]}
         self.columns = {node.inputs[1].name: len(node.inputs[2].values) for node in self.nodes["Linear"]}
         self.matrices: dict[str, gs.Constant] = {}
@@ -61,9 +63,7 @@ class _Replacement:
             made = self.build.add("Add", [made, *biases]) if biases else made
         if not isinstance(addend, gs.Constant) or np.any(addend.values):
             made = self.build.add("Add", [made, addend])
-        producer = made.inputs[0]
-        output.dtype, output.shape = np.dtype(np.float32), output.shape
-        producer.outputs = [output]
+        made.inputs[0].outputs = [output]
 
     def _matrix(self, tiles: gs.Constant) -> gs.Constant:
         """The matrix [X, Y]; the embedding [Y, X] where tokens are looked up in it."""

@@ -163,7 +163,7 @@ def test_a_weight_that_cannot_be_mapped_is_left_to_the_runtime(
 
 @pytest.mark.parametrize("graphs", [("encoder",), ("decoder",), ("encoder", "decoder")])
 def test_a_failed_load_leaves_no_thread(bundles: BundleCache, tmp_path: Path, graphs: tuple[str, ...]) -> None:
-    """Of two errors, that of the encoder is raised."""
+    """The error of the encoder is raised if both graphs have one."""
     folder = Path(shutil.copytree(bundles("dedup", "bart"), tmp_path / "bundle"))
     manifest = json.loads((folder / "bundle.json").read_text("utf-8"))
     for graph in graphs:
