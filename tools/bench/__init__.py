@@ -1,1 +1,1 @@
-"""Benchmarks, and the plots of docs/papers.md."""
+"""Benchmarks, and the pictures of docs/benchmarks.md."""
