@@ -1,1 +1,0 @@
-"""The figures of the papers next to those of our formulas and measurements."""
