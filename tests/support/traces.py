@@ -12,8 +12,10 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import os
 import pickle
 import shutil
+import time
 from collections import defaultdict
 from dataclasses import replace
 from importlib.metadata import version
@@ -32,6 +34,8 @@ __all__ = ["REPLACED", "traced", "weights_of", "with_weights"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "test-cache"
+UNUSED_S = 6 * 3600
+"""Traces of other sources are removed when no run of the tests has used them for so long."""
 MOST_BYTES = 2**24
 """Largest checkpoint whose trace is written to disk."""
 PACKAGES = ("torch", "transformers", "onnx", "onnx-graphsurgeon", "onnx-ir", "onnxscript", "numpy", "safetensors")
@@ -130,7 +134,8 @@ def _folder() -> Path:
         content.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     folder = CACHE / content.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
     for other in CACHE.iterdir():
-        if other != folder:
+        if time.time() - other.stat().st_mtime > UNUSED_S:  # another run of the tests may use it
             shutil.rmtree(other, ignore_errors=True)
     return folder
