@@ -89,8 +89,8 @@ cuda: $(READY) ## [12 min] build and install the CUDA library too, for every sup
 	$(INSTALL) --config-settings cmake.define.TIGHTBEAM_CUDA=ON -e .
 	@$(ALONE)
 
-cuda-check: $(BUILT) ## [6 min] compile each CUDA kernel for each kind of GPU, without one, and compare its machine code with its budget
-	$(BIN)/python -m tools.cuda_model.check
+cuda-check: $(BUILT) ## [4 min] compile each CUDA kernel for each kind of GPU, without one, and compare its counts with its budget
+	$(BIN)/python -m tools.cuda_check
 
 gpu-check: $(ON_GPU) ## [66 min at most] every check and measurement that needs a GPU, on the GPU of this machine; see docs/hardware.md
 	$(GPU)/bin/python tools/gpu_check.py

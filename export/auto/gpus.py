@@ -1,4 +1,4 @@
-"""GPUs whose kernels' times are known: computed from their machine code by ``tools/cuda_model``, not measured."""
+"""GPUs whose kernels' times are known: computed from their machine code, not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tightbeam.graph_passes.caches.cost import Machine
 __all__ = ["RATES", "gpu_machine"]
 
 RATES = Path(__file__).with_name("gpu_rates.json")
-"""Written by ``python -m tools.cuda_model.rates``: by GPU the datasheet's bandwidth and matrix rate, and (operations,
+"""Computed once, from the kernels of commit 156bb09 (docs/explanation/cuda-kernels.md): by GPU the datasheet's bandwidth and matrix rate, and (operations,
 seconds) of each operator's calls in float16 at BART-large's sizes, by batch."""
 
 
