@@ -17,15 +17,11 @@ from tightbeam.graph_passes.caches.generated.k import self_keys
 from tightbeam.graph_passes.caches.generated.kv import self_beam_cache
 from tightbeam.graph_passes.caches.generated.kv_reordered import self_reordered
 from tightbeam.graph_passes.caches.generated.x import self_inputs
-from tightbeam.graph_passes.caches.prompt.k import prompt_keys
-from tightbeam.graph_passes.caches.prompt.kv import prompt_shared
-from tightbeam.graph_passes.caches.prompt.kv_per_beam import prompt_per_beam
-from tightbeam.graph_passes.caches.prompt.states import prompt_inputs
 from tightbeam.graph_passes.caches.source.first_k import cross_first_keys
-from tightbeam.graph_passes.caches.source.k import cross_keys
-from tightbeam.graph_passes.caches.source.kv import cross_shared
-from tightbeam.graph_passes.caches.source.kv_per_beam import cross_per_beam
-from tightbeam.graph_passes.caches.source.states import cross_latent
+from tightbeam.graph_passes.caches.source.k import cross_keys, prompt_keys
+from tightbeam.graph_passes.caches.source.kv import cross_shared, prompt_shared
+from tightbeam.graph_passes.caches.source.kv_per_beam import cross_per_beam, prompt_per_beam
+from tightbeam.graph_passes.caches.source.states import cross_latent, prompt_inputs
 from tightbeam.graph_passes.model import LayerPass, PassError, RunSize, Sizes
 
 __all__ = [
@@ -76,7 +72,7 @@ PROMPT_PAIRS: Mapping[str, tuple[str, ...]] = {
     "states": ("kv", "k", "x"),
 }
 """Generated caches that go with each prompt cache. One softmax covers both, so the attention output over the prompt
-must be convertible to the form of the generated cache (``prompt/_prefix.py``), and ``kv-reordered`` reads both caches
+must be convertible to the form of the generated cache (``prefix.py``), and ``kv-reordered`` reads both caches
 as one. In an encoder-decoder model any two kinds go together."""
 
 

@@ -15,7 +15,7 @@ from support.tolerance import LUCK, assert_close
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassError, passes_of, rewrite, same_for_all
 from tightbeam.graph_passes.caches.generated.kv import self_beam_cache
 from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
-from tightbeam.graph_passes.caches.prompt.kv import prompt_shared
+from tightbeam.graph_passes.caches.source.kv import prompt_shared
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.search_head import search_head
 

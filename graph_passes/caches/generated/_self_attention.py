@@ -13,7 +13,7 @@ from tightbeam.graph_passes.builder import MISSING, Builder, graph_input, remove
 from tightbeam.graph_passes.caches.cached_keys import RotationTables
 from tightbeam.graph_passes.caches.generated._two_streams import TwoStreams, pairs_of_heads
 from tightbeam.graph_passes.caches.key_bias import KeyBias
-from tightbeam.graph_passes.caches.prompt._prefix import prefix_of, share_query
+from tightbeam.graph_passes.caches.prefix import prefix_of, share_query
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassError
 from tightbeam.plugins.ops.beam_attention import BEAM_ATTENTION
 
@@ -117,7 +117,7 @@ class SelfAttentionCaches:
         width
             Width of the output of one head.
         form
-            Form of the output, and of the prefix (``prompt/_prefix.py``).
+            Form of the output, and of the prefix (``prefix.py``).
         before_rotation
             The operator rotates queries and keys, where the layer has rotary positions.
         last

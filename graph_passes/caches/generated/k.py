@@ -29,7 +29,7 @@ from tightbeam.graph_passes.caches.cached_keys import (
     require_wide_keys,
 )
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
-from tightbeam.graph_passes.caches.prompt._prefix import KEYS, share_query
+from tightbeam.graph_passes.caches.prefix import KEYS, share_query
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_keys"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.caches.bytes import generated_saved
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
-from tightbeam.graph_passes.caches.prompt._prefix import VALUES
+from tightbeam.graph_passes.caches.prefix import VALUES
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_beam_cache"

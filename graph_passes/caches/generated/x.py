@@ -18,7 +18,7 @@ from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, val
 from tightbeam.graph_passes.caches.bytes import generated_saved
 from tightbeam.graph_passes.caches.cached_keys import require_one_source
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
-from tightbeam.graph_passes.caches.prompt._prefix import INPUTS
+from tightbeam.graph_passes.caches.prefix import INPUTS
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_inputs"

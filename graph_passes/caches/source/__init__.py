@@ -1,1 +1,1 @@
-"""Cross-attention caches, one pass for each kind of ``--source-cache``."""
+"""Cross-attention caches and prompt caches, one file for each kind of ``--source-cache``."""

@@ -3,39 +3,68 @@
     decoder: S - MatMul W_K - K -                      encoder: S - MatMul W_K - source.<l>.key [B, N, G K]
              S - MatMul W_V - V - Attention      ->    decoder: Q - LatentAttention(source.<l>.key) - MatMul W_KV,i
 
-Values are a linear function of the keys, applied after the softmax: W_KV = W_K^+ W_V. Needs: cross-attentions over
-``encoder_hidden_states`` whose key and value biases are folded (``fold_biases``), and E >= D. Cache: L N E numbers a
-sample, half of ``kv``. Exact in algebra; in floating point as exact as the condition of W_K allows, which an export
-measures. Operator: ``plugins/ops/latent_attention``.
+Decoder-only, over the prompt:
+
+    Attention(Q, past + new K, past + new V)
+    ->  Q - LatentAttention(source.<l>.key [B, N, G K], flags) -> prefix output, prefix lse - self-attention's operator
+
+Values are a linear function of the keys, applied after the softmax: W_KV = W_K^+ W_V. While a prompt is read, its
+values are made before the softmax (Slim attention, equation 2.1), of the layer's inputs, at the cost of its keys. If a
+prompt's keys are rotated (RoPE), they are cached before that, bias included, and rotated when they are read.
+
+Needs: key and value biases that are folded (``fold_biases``), and E >= D. Cache: L N E numbers a sample, half of
+``kv``. Exact in algebra; in floating point as exact as the condition of W_K allows, which an export measures.
+Operator: ``plugins/ops/latent_attention``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.attention import cross_attention
+from tightbeam.graph_passes.attention import NORM, ROTATION, cross_attention, prompt_attention, self_attention
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import right_inverse_times, value_heads
 from tightbeam.graph_passes.caches.bytes import source_saved
-from tightbeam.graph_passes.caches.cached_keys import require_one_source, require_wide_keys
+from tightbeam.graph_passes.caches.cached_keys import CachedKeys, require_one_source, require_wide_keys
+from tightbeam.graph_passes.caches.prefix import KEYS, query_rows
 from tightbeam.graph_passes.caches.source._cross_attention import attend_keys, drop_encoder_states, keys_in_encoder
+from tightbeam.graph_passes.caches.source._prompt_latents import PromptLatents
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
-NAME = "cross_keys"
+CROSS_NAME, PROMPT_NAME = "cross_keys", "prompt_keys"
 
 
 def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
     """Make ``source.<l>.key`` [B, N, G K] outputs of the encoder, which the decoder reads as keys and as values."""
     sizes = graphs.sizes
-    blocks = cross_attention(graphs, NAME, layers)
-    require_one_source(blocks, NAME)
-    require_wide_keys(blocks, NAME)
-    build = Builder(graphs.decoder, NAME)
+    blocks = cross_attention(graphs, CROSS_NAME, layers)
+    require_one_source(blocks, CROSS_NAME)
+    require_wide_keys(blocks, CROSS_NAME)
+    build = Builder(graphs.decoder, CROSS_NAME)
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
         W_KV = right_inverse_times(block.key.weight.values, block.value.weight.values)  # [E, G V]
         keys = keys_in_encoder(graphs, block, layer)
         attend_keys(build, block, f"attended_{layer}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
     drop_encoder_states(graphs)
-    return PassResult(NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))
+    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))
+
+
+def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
+    """Cache ``source.<l>.key`` [B, N, G K] of the prompt, and ``source.<l>.scale`` [B, G, N] where keys have a norm."""
+    sizes = graphs.sizes
+    blocks = self_attention(graphs, PROMPT_NAME, layers)
+    require_one_source(blocks, PROMPT_NAME, (ROTATION, NORM))
+    require_wide_keys(blocks, PROMPT_NAME)
+    prompt = prompt_attention(graphs, PROMPT_NAME, layers)
+    build, encoder = Builder(graphs.decoder, PROMPT_NAME), Builder(graphs.encoder, PROMPT_NAME)
+    latents = PromptLatents(graphs, build, KEYS)
+    for layer, block in blocks.items():
+        queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
+        keys, own = prompt[layer].key.output, CachedKeys.of(block)
+        cached, scales = own.cached(encoder, keys), None
+        if own.norm is not None:
+            scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]
+        latents.attend(layer, block, queries, cached, f"source.{layer}.key", sizes.G * sizes.K, scales)
+    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))

@@ -9,7 +9,7 @@ from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.builder import MISSING, Builder, graph_input
 from tightbeam.graph_passes.caches.cached_keys import RotationTables
 from tightbeam.graph_passes.caches.key_bias import KeyBias
-from tightbeam.graph_passes.caches.prompt._prefix import set_prefix
+from tightbeam.graph_passes.caches.prefix import set_prefix
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags
 from tightbeam.graph_passes.model import ModelGraphs
 

@@ -1,1 +1,0 @@
-"""Prompt caches of decoder-only models, one pass for each kind of ``--source-cache``."""
