@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import xml.etree.ElementTree
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import RECORDING, TEXT, Job, random_job
 from tools.bench.peers.measure import measure
 from tools.bench.peers.peer import Peer
-from tools.bench.peers.picture import picture
+from tools.bench.peers.picture import draw
 from tools.bench.peers.results import Cell, Group, Record, Results
 from tools.bench.peers.table import as_json, as_markdown
 from tools.bench.peers.worker import WINDOW_SAMPLES, features, given, new_tokens, recording
@@ -332,8 +331,8 @@ def test_table_of_recordings_has_features_and_compares_with_faster_whisper(tmp_p
     rows = [line for line in as_markdown(results).splitlines() if line.startswith("| 2 |")]
     assert rows[0].endswith("| 0.40 | 100.0 | 1.61 | **1.24** | 70 |  | 10 | 1.86 |")
     assert rows[1].endswith("| 0.56 | 200.0 | 3.00 | 0.667 | 70 |  | 40 | 1.00 |")
-    drawn = picture(results, results.groups())
-    assert "faster-whisper int8" in drawn
+    (axis,) = draw(results, results.groups()).axes
+    assert "faster-whisper int8" in [label.get_text() for label in axis.get_yticklabels()]
 
 
 def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
@@ -341,12 +340,11 @@ def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
     for batch in (2, 8):
         for engine, step_s in ((REFERENCE, 3.0), (EXACT, 1.0), (OTHER, 0.2), ("floor int8", 0.1)):
             results.add(_record(engine, step_s, batch))
-    drawn = xml.etree.ElementTree.fromstring(picture(results, results.groups()))
-    names = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert names.count(EXACT) == names.count(OTHER) == 2 and "batch 8" in names
-    assert not any("floor" in name for name in names)
-    widths = [float(bar.attrib["width"]) for bar in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
-    assert len(widths) == 6 and widths[3] == max(widths) == pytest.approx(2.5 * widths[4], rel=0.01)
+    _, axis = draw(results, results.groups()).axes
+    assert axis.get_title(loc="left") == "batch 8"
+    assert [label.get_text() for label in axis.get_yticklabels()] == [OTHER, EXACT, REFERENCE]
+    widths = [bar.get_width() for bar in axis.patches]
+    assert widths[0] == max(widths) == pytest.approx(2.5 * widths[1], rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,10 @@ def draw_peers(jobs: Sequence[Figures]) -> Figure:
             values = [engine[key] for engine in engines]
             bars = axis.barh(range(len(engines)), values, height=0.74)
             for bar, engine in zip(bars, engines, strict=True):
-                bar.set_facecolor(_colour(engine["name"]))
+                bar.set_facecolor(colour_of(engine["name"]))
                 bar.set_alpha(PALE if engine["precision"] == "float32" else 1)
             axis.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=8)
-            _bare(axis, 1.38 * max(values))
+            strip_axis(axis, 1.38 * max(values))
         times.set_yticks(range(len(engines)), names, fontsize=8.5)
         memory.set_yticks([])
         for label, engine in zip(times.get_yticklabels(), engines, strict=True):
@@ -105,7 +105,7 @@ def draw_processes(processes: Sequence[Figures]) -> Figure:
         axis.bar_label(bars, [f"{value:,.0f} MB" for _, value in rows], padding=3, fontsize=8)
     names = [f"{process['model'].partition(',')[0]}\n{process['precision']}" for process in processes]
     axis.set_yticks(range(len(processes)), names, fontsize=8.5)
-    _bare(axis, 1.15 * max(process[key] for process in processes for key, *_ in parts if key in process))
+    strip_axis(axis, 1.15 * max(process[key] for process in processes for key, *_ in parts if key in process))
     axis.legend(loc="lower right", frameon=False, fontsize=8.5)
     figure.suptitle("Memory of a process beside its bundle", fontsize=11)
     return figure
@@ -125,7 +125,7 @@ def draw_curves(curves: Figures) -> Figure:
                 marker="o",
                 markersize=4,
                 linewidth=1.8,
-                color=_colour(name),
+                color=colour_of(name),
                 alpha=PALE if is_pale else 1,
                 linestyle="--" if "too" in name or "alone" in name else "-",
                 label=name,
@@ -150,7 +150,7 @@ def draw_curves(curves: Figures) -> Figure:
     return figure
 
 
-def _bare(axis: Axes, most: float) -> None:
+def strip_axis(axis: Axes, most: float) -> None:
     """Leave an axis of bars, the first on top, without scale or frame."""
     axis.set_xlim(0, most)
     axis.set_xticks([])
@@ -159,7 +159,7 @@ def _bare(axis: Axes, most: float) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _colour(name: str) -> str:
+def colour_of(name: str) -> str:
     return next(colour for beginning, colour in COLOURS.items() if name.startswith(beginning))
 
 

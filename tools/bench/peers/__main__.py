@@ -25,6 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
+import matplotlib as mpl
 import typer
 from rich.console import Console
 
@@ -37,9 +38,10 @@ from tools.bench.peers.environments import install as install_environment
 from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import DEMO, RECORDING, SOURCES, Job, demo_job, random_job, task_of
 from tools.bench.peers.measure import measure
-from tools.bench.peers.picture import picture
+from tools.bench.peers.picture import draw
 from tools.bench.peers.results import Group, Results
 from tools.bench.peers.table import as_json, as_markdown
+from tools.bench.pictures import STYLE
 
 HELP = "Speed and memory beside transformers, CTranslate2, faster-whisper, OpenVINO and optimum-onnx, and the floor."
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
@@ -142,8 +144,9 @@ def report(
         figures.write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
     for (shape, *_, beams), groups in groupby(found.groups() if pictures else (), key=lambda group: group[:5]):
         assert pictures is not None
-        drawn = picture(found, list(groups))
-        (pictures / f"peers-{shape}-beams-{beams}.svg").write_text(drawn, encoding="utf-8")
+        with mpl.rc_context(STYLE):
+            path = pictures / f"peers-{shape}-beams-{beams}.svg"
+            draw(found, list(groups)).savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def _place(shape: str, recording: bool, environments: Path, work: Path) -> Place:
