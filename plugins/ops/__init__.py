@@ -1,9 +1,9 @@
-"""The operators of domain ``tightbeam``, one folder each: schema, reference as one ONNX function, kernels, cases.
+"""The operators of domain ``tightbeam``, one folder each: table, reference as one ONNX function, kernels, cases.
 
-A model carries the function of every operator it uses, so it runs on any runtime without a library of ours; where the
-library is registered, its kernels run instead.
+A model carries the function of every operator that it uses, so it runs on any runtime without our library. If the
+library is registered, its kernels run in place of the functions.
 
-This package imports nothing but the standard library; :func:`functions` needs ``onnx``.
+This package imports only the standard library; :func:`function` and :func:`functions` need ``onnx``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "VERSION", "Operator", 
 
 DOMAIN = "tightbeam"
 VERSION = 3
-"""Version of the operators, the domain's opset. A bundle of an older version keeps to the functions it carries."""
+"""Version of the operators, the domain's opset. A bundle of an older version runs the functions that it carries."""
 OPSET = 24
-"""Version of the standard operators that the function bodies are written in (24 brings TensorScatter)."""
+"""Version of ONNX's operators that the function bodies are written in (24 brings TensorScatter)."""
 IR_VERSION = 10
-"""Version of the file format that models are written in: the first with all that the functions need, so that runtimes
-behind the newest onnx package read them."""
+"""Version of the file format that models are written in: the first that has all that the functions need, so that
+runtimes older than the newest onnx package read them."""
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
@@ -79,12 +79,17 @@ def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
     present
         Names of the inputs, outputs and switches that its nodes have.
 
+    Returns
+    -------
+    onnx.FunctionProto
+        The function, which all nodes with these inputs, outputs and switches share.
+
     Raises
     ------
     KeyError
-        This domain has no such operator.
+        The domain has no operator of this name.
     ValueError
-        A required input or output is not present.
+        A required input or output is missing, or a name is not one of the operator's.
     """
     import onnx.parser
 
@@ -93,18 +98,23 @@ def function(name: str, present: frozenset[str]) -> onnx.FunctionProto:
 
 
 def functions(nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
-    """Make the ONNX functions of the operators of this domain among ``nodes``, and of those that they call in turn.
+    """Make the ONNX functions of the operators of this domain that ``nodes`` use, directly or through one another.
+
+    Parameters
+    ----------
+    nodes
+        All nodes of a model. Nodes of other domains are ignored.
 
     Returns
     -------
-    list of FunctionProto
+    list of onnx.FunctionProto
         One for each operator, sorted by name.
 
     Raises
     ------
     ValueError
-        Two nodes of one operator differ in the optional inputs, outputs and switches they have; a model has one
-        function a name.
+        Two nodes of one operator have different optional inputs, outputs or switches. A model has one function for
+        each name.
     """
     found: dict[str, tuple[frozenset[str], onnx.FunctionProto]] = {}
     pending = [node for node in nodes if node.domain == DOMAIN]

@@ -1,4 +1,4 @@
-"""Function text that BeamAttention and BeamLatentAttention share: a cache written once and read through ancestry."""
+"""The text of function bodies that BeamAttention and BeamLatentAttention share: caches read through the ancestry."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ HISTORY = """
     axes12 = Constant <value = int64[2] {1, 2}> ()
     mask = Unsqueeze (seen, axes12)
 """
-"""Text from ``ancestry`` and ``lengths``: T, ``source_row_heads`` [R, 1, T], ``newest`` [R], ``distance`` and ``seen``
-[R, T], ``mask`` [R, 1, 1, T]; all cut to the longest length."""
+"""Text of T, ``source_row_heads`` [R, 1, T], ``newest`` [R], ``distance`` and ``seen`` [R, T] and ``mask`` [R, 1, 1, T]
+from ``ancestry`` and ``lengths``. T is the longest length."""
 
 
 def gather(prefix: str, cache: str) -> str:
-    """Text of ``<prefix>_own`` [R, G, T, width]: each row's own history out of ``cache`` [R, G, T_max, width]."""
+    """Text of ``<prefix>_own`` [R, G, T, width]: each row's own history in ``cache`` [R, G, T_max, width]."""
     return f"""
     {prefix}_G = Shape <start = 1, end = 2> ({cache})
     {prefix}_room = Shape <start = 2, end = 3> ({cache})
@@ -84,15 +84,16 @@ SCORES = """
     factor_like = CastLike (factor, products)
     equal_scores = Mul (products, factor_like)
 """
-"""``equal_scores`` [R, G, Q, T] from ``score_query`` [R, H, 1, K] and ``score_keys`` [R, G, T, K]; Q = H / G."""
+"""Text of ``equal_scores`` [R, G, H / G, T] from ``score_query`` [R, H, 1, K] and ``score_keys`` [R, G, T, K]."""
 
-EQUAL = "    plain_scores = Identity (equal_scores)\n"
-SCALES = """
+UNSCALED = "    plain_scores = Identity (equal_scores)\n"
+SCALED = """
     scales_t = Transpose <perm = [0, 1, 3, 2]> (scale_own)
     scales_like = CastLike (scales_t, equal_scores)
     plain_scores = Mul (equal_scores, scales_like)
 """
-"""``plain_scores`` [R, G, Q, T], times ``scale_own`` [R, G, T, 1] where keys have factors."""
+"""Text of ``plain_scores`` [R, G, Q, T]: ``equal_scores`` as they are, or times the keys' factors ``scale_own``
+[R, G, T, 1]."""
 
 BIAS = """
     safe_distance = Max (distance, zero)
@@ -127,7 +128,7 @@ WEIGHTS = """
     total = ReduceSum <keepdims = 1> (exponentials, minus_one)
     weights = Div (exponentials, total)
 """
-"""``weights`` [R, G, Q, T], and their row max and row sum for MERGE."""
+"""Text of ``weights`` [R, G, Q, T], and of the row max ``highest`` and the row sum ``total``, which MERGE reads."""
 
 MERGE = """
     log_total = Log (total)
@@ -149,11 +150,11 @@ MERGE = """
     prefix_weighted = Mul (prefix_grouped, prefix_share)
     joined = Add (own_weighted, prefix_weighted)
 """
-"""``joined`` [R, G, Q, output_width]: the attention states of ``own_output`` and ``prefix_output``, merged."""
+"""Text of ``joined`` [R, G, Q, output_width]: the attention states of ``own_output`` and ``prefix_output``, merged."""
 
 
 def scores_and_weights(present: frozenset[str]) -> str:
-    """Text from ``score_query`` and ``score_keys`` to ``weights``. Raises ValueError where there are two biases."""
+    """Text of ``weights`` from ``score_query`` and ``score_keys``. Raises ValueError if a node has two biases."""
     if {"distance_bias", "row_bias"} <= present:
         raise ValueError("has distance_bias and row_bias, expected one of them")
     bias = "    biased_scores = Identity (plain_scores)\n"
@@ -161,7 +162,7 @@ def scores_and_weights(present: frozenset[str]) -> str:
         bias = BIAS
     elif "row_bias" in present:
         bias = ROW_BIAS
-    scaled = capped(SCALES if "scale_cache" in present else EQUAL, "plain_scores", present)
+    scaled = capped(SCALED if "scale_cache" in present else UNSCALED, "plain_scores", present)
     return SCORES + scaled + bias + WEIGHTS
 
 

@@ -1,4 +1,4 @@
-"""Rotation of key heads by the angles of their positions, as text of a function body."""
+"""The rotation of key heads by the angles of their positions (RoPE), in the text of a function body."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ __all__ = ["rotate"]
 
 
 def rotate(rotated: str, vectors: str, positions: str, first_positions: bool) -> str:
-    """Text of ``rotated`` from ``vectors`` [R, heads, X, K]: the first 2 x width(cosines) numbers of each are rotated
-    by the angle of ``positions`` int64 [R or 1, X], counted from ``first_positions`` where a node has them."""
+    """Text of ``rotated`` from ``vectors`` [R, heads, X, K].
+
+    The first 2 x width(cosines) numbers of each vector are rotated by the angle of its position, from ``positions``
+    int64 [R or 1, X]. If ``first_positions`` is true, positions count from the input of that name.
+    """
     shifted = positions
     text = ""
     if first_positions:

@@ -1,4 +1,4 @@
-"""Scores and the softmax over them, as text of function bodies."""
+"""The cap and the bias of scores, and their softmax, in the text of function bodies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tightbeam.plugins.schema import Attribute, Input
 __all__ = ["KEY_BIAS", "MASKED_SOFTMAX", "SOFTCAP", "capped", "key_biased"]
 
 SOFTCAP = Attribute(
-    "softcap", "float", "c: a scaled score s becomes c tanh(s / c); 0: as it is", default=0.0, switch=True
+    "softcap", "float", "c: a scaled score s becomes c tanh(s / c); 0: no cap", default=0.0, switch=True
 )
-"""Gemma 2's cap of the scores, before biases and the mask."""
-KEY_BIAS = Input("key_bias", "float32", "H, Y", "added to the scores of position n: number n, Y >= N", optional=True)
+"""Gemma 2's cap of the scores, before the bias and the mask."""
+KEY_BIAS = Input("key_bias", "float32", "H, Y", "number n is added to the scores of position n; Y >= N", optional=True)
 """A bias by head and position of the key (ALiBi)."""
 
 CAP = """
@@ -36,16 +36,16 @@ ADD_KEY_BIAS = """
 
 
 def capped(text: str, scores: str, present: frozenset[str]) -> str:
-    """``text``, which makes ``scores``, with these capped where a node has the attribute softcap."""
+    """``text``, which makes ``scores``, followed by their cap if a node has the attribute softcap."""
     if "softcap" not in present:
         return text
     return text.replace(f"    {scores} = ", "    uncapped = ") + CAP.replace("$scores", scores)
 
 
 def key_biased(text: str, scores: str, present: frozenset[str], *, beams_first: bool) -> str:
-    """``text``, which makes ``scores`` [B, G, X, N], with the input key_bias added where a node has it.
+    """``text``, which makes ``scores`` [B, G, X, N], followed by the bias if a node has the input key_bias.
 
-    ``beams_first``: the X = M H / G queries are in the order beam, head; else head, beam.
+    The X = M H / G queries are in the order beam, head if ``beams_first`` is true, else head, beam.
     """
     if "key_bias" not in present:
         return text
@@ -72,6 +72,5 @@ MASKED_SOFTMAX = """    zero_level = Constant <value = float {0}> ()
     safe_total = Where (nothing, one_level, total)
     weights = Div (exponentials, safe_total)
 """
-"""Softmax of ``plain_scores`` under ``mask`` bool [B, N]: ``weights``, with ``highest`` and ``total`` for the lse.
-
-The weights are 0 where the mask hides every position."""
+"""Text of ``weights``, the softmax of ``plain_scores`` under ``mask`` bool [B, N], and of its row max ``highest`` and
+row sum ``total``, which the lse needs. The weights are 0 if the mask hides every position."""

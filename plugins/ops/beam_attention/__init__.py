@@ -1,14 +1,19 @@
 """BeamAttention: self-attention over a cache that never moves, read through the beams' ancestry.
 
-Bind each cache's input and output to one buffer: the new row is then the only thing written. A beam update moves
-nothing but ``ancestry``, whose newest entry is each beam's own slot. Head h reads key head h G / H. Keys are cached
-unrotated and rotated when they are read. What a cache holds beyond ``lengths`` must be finite; it never counts.
+    score = softcap(scale (query . key) key factor) + bias
+    output = softmax(score over the beam's own history, merged with the prefix) value
 
-A decoder-only model gives its prompt, which the beams share, to another attention (``source_attention``, or
-``latent_attention`` and its projection), whose attention state is the prefix here. A position that a step sees but does
-not cache (the two-stream self-attention of ProphetNet) is a prefix too. The bias by row is ProphetNet's as well, whose
-queries weigh distances. Order of what makes a score: ``scale`` and factors of keys, ``softcap``, a bias. On a GPU a
-node with ``softcap`` runs without tensor cores.
+``ancestry`` is also known as the cache indirection. Bind each cache's input and output to one buffer: a step then
+writes the new row only. A beam update changes only ``ancestry``, whose newest entry is each beam's own slot. Head h
+reads key head h G / H. Keys are cached before their rotation, and rotated when they are read. Positions of a cache
+beyond ``lengths`` do not count, but their numbers must be finite.
+
+The prefix is the attention state of other positions, which is merged with this one. In a decoder-only model it is the
+prompt's, which the beams share: ``source_attention``, or ``latent_attention`` and its projection, makes it. A position
+that a step sees but does not cache is a prefix too (the two-stream self-attention of ProphetNet). ``row_bias`` is
+ProphetNet's as well, whose queries weigh distances.
+
+On a GPU, a node with ``softcap`` runs without tensor cores.
 """
 
 from __future__ import annotations
@@ -43,11 +48,11 @@ SPLIT = """
     value_cache_out = TensorScatter <axis = -2> (value_cache, value, newest)
 """
 
-PLAIN = """
+ONNX_ATTENTION = """
     attended = Attention <scale: float = @scale> (score_query, score_keys, value_own, mask)
 """
 
-EXPLICIT = """
+WEIGHTED_VALUES = """
     own_output = MatMul (weights, value_own)
     output_width = Identity (V)
 """
@@ -63,31 +68,48 @@ def _body(present: frozenset[str]) -> str:
     text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
     text += rotations(present, "query", "key_own")
     if not present & {"distance_bias", "prefix_output", "row_bias", "softcap"}:
-        return text + PLAIN + OUTPUT
+        return text + ONNX_ATTENTION + OUTPUT
     merge = MERGE if "prefix_output" in present else "    joined = Identity (own_output)\n"
-    return text + scores_and_weights(present) + EXPLICIT + merge + OUTPUT.replace("(attended,", "(joined,")
+    return text + scores_and_weights(present) + WEIGHTED_VALUES + merge + OUTPUT.replace("(attended,", "(joined,")
 
 
 def history_inputs(width: str) -> tuple[Input, ...]:
-    """The inputs that BeamAttention and BeamLatentAttention share; ``width``: of a row of the output."""
+    """List the inputs that BeamAttention and BeamLatentAttention share.
+
+    Parameters
+    ----------
+    width
+        Width of a row of the output, in letters.
+
+    Returns
+    -------
+    tuple of Input
+        From the ancestry to the bias of each row.
+    """
     return (
-        Input("ancestry", "int32", "B, M, T", "beam slot that wrote position t of a beam's own history"),
-        Input("lengths", "int32", "B", "tokens of the sample so far, the new one included, 1..T"),
+        Input("ancestry", "int32", "B, M, T", "the beam slot that wrote position t of a beam's own history"),
+        Input("lengths", "int32", "B", "tokens of the sample so far, with the new one, 1..T"),
         Input(
             "cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, in two halves", optional=True
         ),
         Input("sines", "float32", "P, X", "as the cosines", optional=True),
         Input("first_positions", "int32", "B", "row of the tables where the cache begins; 0 if missing", optional=True),
-        Input("distance_bias", "float32", "H, Y", "added to a score by its distance lengths - 1 - t", optional=True),
-        Input("prefix_output", FLOAT, f"B M, {width}", "output of another attention, to be merged", optional=True),
-        Input("prefix_lse", "float32", "B M, H", "log-sum-exp of the scores of that attention", optional=True),
-        Input("row_bias", "float32", "B M, H, Y", "distance_bias of each row, in its place", optional=True),
+        Input("distance_bias", "float32", "H, Y", "added to a score, by the distance lengths - 1 - t", optional=True),
+        Input(
+            "prefix_output",
+            FLOAT,
+            f"B M, {width}",
+            "output of another attention, to merge with this one",
+            optional=True,
+        ),
+        Input("prefix_lse", "float32", "B M, H", "log-sum-exp of that attention's scores", optional=True),
+        Input("row_bias", "float32", "B M, H, Y", "in place of distance_bias: one for each row", optional=True),
     )
 
 
 ATTRIBUTES = (
     Attribute("scale", "float", "factor on the scores"),
-    Attribute("window", "int", "newest positions that count; 0: all", default=0),
+    Attribute("window", "int", "how many of the newest positions count; 0: all", default=0),
     SOFTCAP,
 )
 

@@ -13,6 +13,7 @@ __all__ = [
     "cases",
     "exact",
     "history_attributes",
+    "history_name",
     "own_history",
     "possible_ancestry",
     "random_case",
@@ -22,7 +23,7 @@ __all__ = [
 
 
 def possible_ancestry(generator: np.random.Generator, B: int, M: int, lengths: Array, T: int) -> Array:
-    """int32 [B, M, T] as a beam search makes it: at each step every beam continues a random one."""
+    """An ancestry int32 [B, M, T] that a beam search could make: at each step every beam continues a random one."""
     ancestry = np.zeros((B, M, T), dtype=np.int32)
     for b in range(B):
         for t in range(int(lengths[b])):
@@ -39,13 +40,13 @@ def random_options(
     H: int,
     T_max: int,
     width: int,
-    rotary: int,
-    shifted: bool,
-    bias: bool,
-    prefix: bool,
-    row_bias: bool,
+    rotary: int = 0,
+    shifted: bool = False,
+    bias: bool = False,
+    prefix: bool = False,
+    row_bias: bool = False,
 ) -> dict[str, Array]:
-    """The optional inputs. ``width``: of a row of the prefix's output."""
+    """The optional inputs of a case. ``width`` is the width of a row of ``prefix_output``."""
     options: dict[str, Array] = {}
     if rotary:
         first = generator.integers(0, 9, B).astype(np.int32)
@@ -59,10 +60,17 @@ def random_options(
     if prefix:
         options["prefix_output"] = generator.standard_normal((B * M, width)).astype(np.float32)
         options["prefix_lse"] = generator.standard_normal((B * M, H)).astype(np.float32) * np.float32(2)
-        options["prefix_lse"][0, 0] = -np.inf  # another attention that saw nothing
+        options["prefix_lse"][0, 0] = -np.inf  # another attention, all of whose positions are masked
     if row_bias:
         options["row_bias"] = generator.standard_normal((B * M, H, T_max)).astype(np.float32)
     return options
+
+
+def history_name(sizes: str, seed: int, softcap: float, options: dict[str, Any]) -> str:
+    """Name of a case: its sizes, its options and its seed."""
+    flags = [name for name in ("shifted", "bias", "prefix", "row_bias", "scaled") if options.get(name)]
+    flags += [f"softcap{softcap}"] * (softcap > 0)
+    return "-".join([sizes, f"rotary{options.get('rotary', 0)}", *flags, f"seed{seed}"])
 
 
 def random_case(
@@ -77,16 +85,13 @@ def random_case(
     T: int,
     T_max: int,
     window: int = 0,
-    rotary: int = 0,
-    shifted: bool = False,
-    bias: bool = False,
-    prefix: bool = False,
-    row_bias: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
     softcap: float = 0.0,
+    **options: Any,
 ) -> Case:
-    """Random numbers and a possible ancestry; ``spread`` makes the softmax sharp."""
+    """Random numbers and a possible ancestry, with the ``options`` of ``random_options``. ``spread`` makes the softmax
+    sharp."""
     generator = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> Array:
@@ -100,35 +105,19 @@ def random_case(
         "ancestry": possible_ancestry(generator, B, M, counted, T),
         "lengths": counted.astype(np.int32),
     }
-    options = random_options(
-        generator,
-        B=B,
-        M=M,
-        H=H,
-        T_max=T_max,
-        width=H * V,
-        rotary=rotary,
-        shifted=shifted,
-        bias=bias,
-        prefix=prefix,
-        row_bias=row_bias,
-    )
-    switches = (("shifted", shifted), ("bias", bias), ("prefix", prefix), ("row_bias", row_bias))
-    flags = [name for name, on in switches if on] + [f"softcap{softcap}"] * (softcap > 0)
-    name = "-".join(
-        [f"B{B}-M{M}-H{H}-G{G}-K{K}-V{V}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"]
-    )
-    floats = ("projected", "key_cache", "value_cache", *(["prefix_output"] if prefix else []))
-    return Case(name, {**inputs, **options}, history_attributes(K, window, softcap), floats)
+    inputs |= random_options(generator, B=B, M=M, H=H, T_max=T_max, width=H * V, **options)
+    name = history_name(f"B{B}-M{M}-H{H}-G{G}-K{K}-V{V}-T{T}of{T_max}-window{window}", seed, softcap, options)
+    floats = ("projected", "key_cache", "value_cache", *({"prefix_output"} & inputs.keys()))
+    return Case(name, inputs, history_attributes(K, window, softcap), floats)
 
 
 def history_attributes(K: int, window: int, softcap: float) -> dict[str, float | int]:
-    """The attributes of a case; a cap alone gives a node another function."""
+    """The attributes of a case. A cap of 0 is left out, since a node with the attribute has another function."""
     return {"scale": K**-0.5, "window": window, **({"softcap": softcap} if softcap else {})}
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial cases: MHA, GQA, MQA, each option alone and all of them together."""
+    """Odd and adversarial cases: MHA, GQA, MQA, each option alone, and all together."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, V=1, T=1, T_max=1),
         random_case(1, B=2, M=4, H=4, G=4, K=64, V=64, T=30, T_max=41),
@@ -181,7 +170,7 @@ def cases() -> list[Case]:
 
 
 def own_history(cache: Array, ancestry: Array) -> Array:
-    """[R, G, T, width]: each row's own history out of ``cache`` [R, G, T_max, width]."""
+    """Each row's own history [R, G, T, width] in ``cache`` [R, G, T_max, width]."""
     B, M, T = ancestry.shape
     rows = (ancestry + np.arange(B)[:, None, None] * M).reshape(B * M, T)
     heads, positions = np.arange(cache.shape[1])[None, None, :], np.arange(T)[None, :, None]
@@ -198,7 +187,11 @@ def rotate(vectors: Array, angles_at: Array, case: Case) -> Array:
 
 
 def attend_history(case: Case, query: Array, keys: Array, values: Array, scales: Array | None = None) -> Array:
-    """[R, H, width]: ``query`` [R, H, K] over each row's ``keys`` [R, G, T, K] and ``values`` [R, H, T, width]."""
+    """Attention [R, H, width] of ``query`` [R, H, K] over each row's own history.
+
+    The history is ``keys`` [R, G, T, K] and ``values`` [R, H, T, width]; ``scales`` [R, G, T, 1] are factors of the
+    keys' scores.
+    """
     dtype = query.dtype.type
     ancestry, lengths = case.inputs["ancestry"], case.inputs["lengths"]
     B, M, T = ancestry.shape
@@ -208,7 +201,9 @@ def attend_history(case: Case, query: Array, keys: Array, values: Array, scales:
     positions = np.arange(T)[None]
     if "cosines" in case.inputs:
         first = np.repeat(case.inputs.get("first_positions", np.zeros(B, dtype=np.int64)), M)[:, None]
-        in_table = np.minimum(first + positions, len(case.inputs["cosines"]) - 1)  # beyond the length they don't count
+        in_table = np.minimum(
+            first + positions, len(case.inputs["cosines"]) - 1
+        )  # positions beyond the length do not count
         query = rotate(query[:, :, None], first + newest, case)[:, :, 0]
         keys = rotate(keys, in_table, case)
     scores = np.einsum("rgqk,rgtk->rgqt", query.reshape(R, G, H // G, K), keys).reshape(R, H, T)

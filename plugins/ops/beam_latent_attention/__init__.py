@@ -1,7 +1,7 @@
-"""BeamLatentAttention: BeamAttention where the cached row is key and value at once (Slim attention, option 2).
+"""BeamLatentAttention: BeamAttention over cached rows that are keys and values at once (Slim attention, option 2).
 
-Scores come from a head's own part of the row, as in BeamAttention; the values are whole rows, of which W_KV,i or W_V,i
-makes the head's value after the softmax. Everything else is as in ``beam_attention``.
+A head's scores come from its own part of the row. Its values are whole rows; after the softmax, W_KV,i or W_V,i makes
+the head's value of their weighted sum. Everything else is as in ``beam_attention``.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ BEAM_LATENT_ATTENTION = Operator(
         Input("row", FLOAT, "B M, G K", "the new token's keys (K form), or its input x (X form, G = 1)"),
         Input("cache", FLOAT, "B M, G, T_max, K", "capacity for T_max positions of each beam slot"),
         *history_inputs("H G K"),
-        Input("row_scales", "float32", "B M, G", "factors of the new row's scores: its norm's, by head", optional=True),
-        Input("scale_cache", "float32", "B M, G, T_max, 1", "likewise of every position", optional=True),
+        Input(
+            "row_scales", "float32", "B M, G", "factor of the new row's scores, from its norm, by head", optional=True
+        ),
+        Input("scale_cache", "float32", "B M, G, T_max, 1", "the same factor of each cached position", optional=True),
     ),
     (
-        Output("output", FLOAT, "B M, H G K", "each head's weights over whole rows, unrotated"),
+        Output("output", FLOAT, "B M, H G K", "each head's weighted sum of whole rows, unrotated"),
         Output("cache_out", FLOAT, "B M, G, T_max, K", "new row at position lengths-1", updates="cache"),
         Output("scale_cache_out", "float32", "B M, G, T_max, 1", "as the rows", optional=True, updates="scale_cache"),
     ),

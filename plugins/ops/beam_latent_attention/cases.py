@@ -10,6 +10,7 @@ from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.beam_attention.cases import (
     attend_history,
     history_attributes,
+    history_name,
     own_history,
     possible_ancestry,
     random_options,
@@ -30,17 +31,14 @@ def random_case(
     T: int,
     T_max: int,
     window: int = 0,
-    rotary: int = 0,
-    shifted: bool = False,
-    bias: bool = False,
-    prefix: bool = False,
-    row_bias: bool = False,
     scaled: bool = False,
     spread: float = 1.0,
     lengths: Any = None,
     softcap: float = 0.0,
+    **options: Any,
 ) -> Case:
-    """Random numbers and a possible ancestry; ``spread`` makes the softmax sharp."""
+    """Random numbers and a possible ancestry, with the ``options`` of ``random_options``. ``spread`` makes the softmax
+    sharp."""
     generator = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> Array:
@@ -54,31 +52,18 @@ def random_case(
         "ancestry": possible_ancestry(generator, B, M, counted, T),
         "lengths": counted.astype(np.int32),
     }
-    options = random_options(
-        generator,
-        B=B,
-        M=M,
-        H=H,
-        T_max=T_max,
-        width=H * G * K,
-        rotary=rotary,
-        shifted=shifted,
-        bias=bias,
-        prefix=prefix,
-        row_bias=row_bias,
-    )
+    inputs |= random_options(generator, B=B, M=M, H=H, T_max=T_max, width=H * G * K, **options)
     if scaled:
-        options["row_scales"] = np.exp(numbers(B * M, G))
-        options["scale_cache"] = np.exp(numbers(B * M, G, T_max, 1))
-    on = {"shifted": shifted, "bias": bias, "prefix": prefix, "row_bias": row_bias, "scaled": scaled}
-    flags = [name for name, switched in on.items() if switched] + [f"softcap{softcap}"] * (softcap > 0)
-    name = "-".join([f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}-rotary{rotary}", *flags, f"seed{seed}"])
-    floats = ("query", "row", "cache", *(["prefix_output"] if prefix else []))
-    return Case(name, {**inputs, **options}, history_attributes(K, window, softcap), floats)
+        inputs["row_scales"] = np.exp(numbers(B * M, G))
+        inputs["scale_cache"] = np.exp(numbers(B * M, G, T_max, 1))
+    sizes = f"B{B}-M{M}-H{H}-G{G}-K{K}-T{T}of{T_max}-window{window}"
+    name = history_name(sizes, seed, softcap, {**options, "scaled": scaled})
+    floats = ("query", "row", "cache", *({"prefix_output"} & inputs.keys()))
+    return Case(name, inputs, history_attributes(K, window, softcap), floats)
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial cases: the X form (G = 1), the K form (G = H), each option alone and all of them together."""
+    """Odd and adversarial cases: the X form (G = 1), the K form (G = H), each option alone, and all together."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, T=1, T_max=1),
         random_case(1, B=2, M=4, H=4, G=4, K=16, T=30, T_max=41),
@@ -114,8 +99,8 @@ def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
     found = {"cache_out": cache}
     scales = None
     if "scale_cache" in case.inputs:
-        new, kept = (case.inputs[name].astype(dtype) for name in ("row_scales", "scale_cache"))
-        found["scale_cache_out"] = write(kept, new[:, :, None], lengths, ancestry.shape[1])
+        new, cached = (case.inputs[name].astype(dtype) for name in ("row_scales", "scale_cache"))
+        found["scale_cache_out"] = write(cached, new[:, :, None], lengths, ancestry.shape[1])
         scales = own_history(found["scale_cache_out"], ancestry)
     output = attend_history(case, query.reshape(R, H, K), keys, values, scales)
     return {"output": output.reshape(R, H * G * K), **found}

@@ -1,12 +1,12 @@
-"""BeamTopK: the search head; from the logits to the best C candidates of each sample.
+"""BeamTopK: the search head, from the logits to the best C candidates of each sample.
 
-Equal scores: the lower beam, then the lower token comes first. The processors are applied in the order of transformers;
-bans commute, since each of them is a minimum with -inf.
+Of equal scores, the lower beam comes first, then the lower token. The processors run in the order of transformers. Bans
+may run in any order, since each of them sets scores to -inf.
 
-A trie of allowed sequences (``deploy/tries/``) is three inputs, all or none of them. Its nodes are numbers: 0 is none,
-1 the root, and edge e leads to node e + 2. The edges of node n are ``trie_offsets[n]`` to ``trie_offsets[n + 1]``, with
-ascending tokens. A row at a node scores -inf for every token that no edge of it has; one at node 0 may go on with any
-token.
+A trie of allowed sequences (``deploy/tries/``) is three inputs; a node has all of them, or none. The trie's nodes are
+numbers: 1 is the root, edge e leads to node e + 2, and 0 stands for no node. The edges of node n are
+``trie_offsets[n]`` to ``trie_offsets[n + 1]``, in ascending order of their tokens. In a row at a node, every token
+without an edge there scores -inf. A row at node 0 may go on with any token.
 """
 
 from __future__ import annotations
@@ -118,18 +118,24 @@ BEAM_TOP_K = Operator(
         Input("beam_scores", "float32", "B, M", "score of each beam so far"),
         Input("history", "int64", "B M, T", "tokens of each row, left-aligned"),
         Input("lengths", "int32", "B", "tokens of the sample so far, 1..T"),
-        Input("banned", "int64", "B M, P", "tokens that get -inf; -1 where there is none"),
-        Input("normalize", "bool", "", "log-softmax first (beam search), or not (greedy search)", scalar=True),
-        Input("repetition_penalty", "float32", "", "on every token of the row; 1 changes nothing", scalar=True),
+        Input("banned", "int64", "B M, P", "tokens that get -inf; -1 fills unused places"),
+        Input(
+            "normalize",
+            "bool",
+            "",
+            "true: log-softmax first (beam search); false: the logits themselves (greedy search)",
+            scalar=True,
+        ),
+        Input("repetition_penalty", "float32", "", "applied to every token of the row; 1 changes nothing", scalar=True),
         Input("no_repeat_ngram_size", "int64", "", "n of NGramBlock; 0 blocks nothing", scalar=True),
         Input("candidates", "int64", "", "C, at most the vocabulary", scalar=True, gives="C", at_most="vocabulary"),
-        Input("trie_offsets", "int32", "Y + 3", "first of the Y edges of each node of a trie", optional=True),
+        Input("trie_offsets", "int32", "Y + 3", "first of each node's edges in a trie of Y edges", optional=True),
         Input("trie_tokens", "int32", "Y", "token of each edge", optional=True),
-        Input("trie_nodes", "int32", "B M", "node of each row; 0 where any token may follow", optional=True),
+        Input("trie_nodes", "int32", "B M", "node of each row; 0: any token may follow", optional=True),
     ),
     (
         Output("scores", "float32", "B, C", "beam score + token score, descending"),
-        Output("beams", "int64", "B, C", "beam 0..M-1 that a candidate continues"),
+        Output("beams", "int64", "B, C", "beam 0..M-1 that the candidate continues"),
         Output("tokens", "int64", "B, C", "its token"),
     ),
     _body,

@@ -30,8 +30,11 @@ def random_case(
     levels: int | None = None,
     nodes: Sequence[int] = (),
 ) -> Case:
-    """``levels``: round the logits to so many values, which makes ties. ``ids``: tokens of the history. ``nodes``: of
-    `with_trie`, where there are any."""
+    """Random logits, history and bans.
+
+    ``levels`` is the number of values that logits are rounded to, which makes ties. The history has the first ``ids``
+    tokens of the vocabulary. If ``nodes`` are given, the case has the trie of ``with_trie``.
+    """
     generator = np.random.default_rng(seed)
     R = B * M
     logits = generator.standard_normal((R, vocabulary)).astype(np.float32) * np.float32(spread)
@@ -90,8 +93,11 @@ def cases() -> list[Case]:
 
 
 def with_trie(case: Case, nodes: Sequence[int]) -> Case:
-    """The case with a trie in which node n, from the root 1 on, has all tokens of a vocabulary that n divides, and with
-    rows at ``nodes``, in turn; a node beyond the first 9 has none."""
+    """The case with a trie, and with its rows at ``nodes``, in turn.
+
+    The children of node n, from the root 1 to 9, are all tokens of the vocabulary that n divides. Later nodes have no
+    children.
+    """
     vocabulary, R = case.inputs["logits"].shape[1], len(case.inputs["history"])
     children = [np.arange(0, vocabulary, n) for n in range(1, 10)]
     tokens = np.concatenate(children).astype(np.int32)
@@ -103,8 +109,11 @@ def with_trie(case: Case, nodes: Sequence[int]) -> Case:
 
 
 def trie_cases() -> list[Case]:
-    """Cases with a trie: rows that are free, that have many, few and no children, and whose children are blocked,
-    banned, penalised or -inf; in one and in several slices of a row; and no trie at all."""
+    """Cases with a trie, in one slice of a row and in several, and one with an empty trie.
+
+    There are rows at node 0, rows with many, few and no children, and rows whose children are blocked, banned,
+    penalised or -inf.
+    """
     nodes = [1, 9, 2, 0, 10, 7, 3]
     masked = random_case(40, B=1, M=3, vocabulary=40, C=6, T=3)
     masked.inputs["logits"][:, 3:] = -np.inf
@@ -128,7 +137,8 @@ def trie_cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """The definition. ``scores`` in ``dtype``; also ``total`` [R, voc], every token's score, to judge near ties by."""
+    """The definition, with ``scores`` in ``dtype``. ``total`` [R, vocabulary] has every token's score, to judge near
+    ties."""
     get = case.inputs.__getitem__
     B, M = get("beam_scores").shape
     C = int(get("candidates")[0])

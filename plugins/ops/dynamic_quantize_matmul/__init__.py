@@ -1,10 +1,10 @@
-"""DynamicQuantizeMatMul: rows of floats times a matrix of integers: QuantizeRows and QuantizedMatMul in one.
+"""DynamicQuantizeMatMul: rows of floats times a matrix of integers, as QuantizeRows and QuantizedMatMul in one.
 
     quantized, row_scale = QuantizeRows(rows)
     products = QuantizedMatMul(quantized, row_scale, weights, scale, bias, addend)
 
-For rows that one product alone reads, which spares a step an operator's call. Where the matrix has a scale for each
-block of a column, each block of a row is quantised by itself.
+It serves rows that only one product reads, and saves a step one operator call. If the matrix has a scale for each block
+of a column, each block of a row is quantised by itself.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ __all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(seed: int, *, R: int, groups: int, spread: float = 0.0, **sizes: Any) -> Case:
-    """Random rows, each of another magnitude by up to 10 to the power of ``spread``, and a matrix of QuantizedMatMul's
+    """Random rows, whose magnitudes differ by up to 10 to the power of ``spread``, and a matrix of QuantizedMatMul's
     cases."""
     product = quantized_matmul.random_case(seed, R=R, groups=groups, **sizes)
     rows = quantize_rows.random_case(seed, R=R, X=GROUP * groups, spread=spread).inputs["rows"]
@@ -24,7 +24,7 @@ def random_case(seed: int, *, R: int, groups: int, spread: float = 0.0, **sizes:
 
 
 def cases() -> list[Case]:
-    """One of everything, few and many rows, blocks, rows of other magnitudes, and a row that is not finite."""
+    """Sizes of one, few and many rows, blocks, rows of different magnitudes, and a row with NaN."""
     poisoned = random_case(5, R=3, groups=4, Y=40, blocks=2)
     poisoned.inputs["rows"][1, 2] = np.nan
     return [
@@ -38,7 +38,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``; the rows' roundings are part of it."""
+    """The definition, in ``dtype``. The rounding of the rows is part of it."""
     rows, blocks = case.inputs["rows"], len(case.inputs["scale"])
     by_block = quantize_rows.exact(Case("", {"rows": rows.reshape(len(rows) * blocks, -1)}))
     inputs = {

@@ -1,9 +1,9 @@
-"""EncoderAttention: self-attention of an encoder, whose heads lie side by side as the projections make them.
+"""EncoderAttention: self-attention of an encoder, over heads that lie side by side as the projections make them.
 
     output = softmax(scale (query . key) + distance_bias[key position - query position]) value
 
-Positions that the mask hides are left out, as keys and as queries: their own output is 0. The kernel gives a sample the
-same bits whatever padding it has and whatever samples are beside it. The bias by distance is T5's, not [H, N, N].
+Positions that the mask hides are left out as keys, and their own output is 0. The kernel gives a sample the same bits
+with any padding, and beside any other samples. The bias by distance is T5's; its [H, N, N] form is never made.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ SPLIT = """
 def _body(present: frozenset[str]) -> str:
     masked, biased = "mask" in present, "distance_bias" in present
     added = "counted_bias" if masked and biased else "counted" if masked else "bias" if biased else ""
-    # The nodes of a traced encoder: what runs without the kernel is what ran before the operator took their place.
+    # These are the nodes of a traced encoder, so that a runtime without the kernel computes what it did before.
     attend = f"""
     by_heads = Attention <scale: float = @scale> (query_heads, key_heads, value_heads{", " * bool(added)}{added})
     by_positions = Transpose <perm = [0, 2, 1, 3]> (by_heads)
@@ -92,10 +92,14 @@ ENCODER_ATTENTION = Operator(
         Input("value", FLOAT, "B, N, value_width", "values"),
         Input("mask", "bool", "B, N", "True where a position counts", optional=True),
         Input(
-            "distance_bias", "float32", "H, distances", "added, [H, 2 N - 1]: distances 1 - N to N - 1", optional=True
+            "distance_bias",
+            "float32",
+            "H, distances",
+            "[H, 2 N - 1], added by the distances 1 - N to N - 1",
+            optional=True,
         ),
     ),
-    (Output("output", FLOAT, "B, N, value_width", "attention; 0 at positions that do not count"),),
+    (Output("output", FLOAT, "B, N, value_width", "the attention; 0 at positions that do not count"),),
     _body,
     (Attribute("heads", "int", "number of heads"), Attribute("scale", "float", "factor on the scores")),
     gpu=False,

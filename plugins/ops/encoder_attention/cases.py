@@ -24,7 +24,7 @@ def random_case(
     masked: bool = True,
     biased: bool = False,
 ) -> Case:
-    """Random numbers; a mask of random positions, or of the first ``lengths`` of each sample.
+    """Random numbers, with a mask of random positions, or of the first ``lengths`` positions of each sample.
 
     ``spread`` makes the softmax sharp.
     """
@@ -46,8 +46,8 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """One of everything, odd widths, more keys than a block has, samples of every length down to none, and positions
-    that are no neighbours."""
+    """Sizes of one, odd widths, more keys than a block has, sample lengths down to 0, and gaps between the positions
+    that count."""
     return [
         random_case(0, B=1, N=1, H=1, K=1, masked=False),
         random_case(1, B=2, N=70, H=4, K=64, masked=False),

@@ -1,10 +1,10 @@
-"""HeadMatMul: the rows of each head times a matrix of integers of that head, scaled.
+"""HeadMatMul: the rows of each head times that head's matrix of integers, scaled.
 
     products[r, h] = sum over b of (integers of rows[r, h]_b . weights[h]_b) row_scale_b scale[h]_b
 
-A row of a head is quantised by itself, as QuantizeRows does it, and multiplied as by QuantizedMatMul, whose layout the
-weights of each head have. So the products that follow and precede attention over states or keys alone need neither
-transposes nor float32 matrices.
+Each row of a head is quantised by itself, as by QuantizeRows, and multiplied as by QuantizedMatMul, whose layout the
+weights of each head have. So the products before and after attention over states or keys need neither transposes nor
+float32 matrices.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ HEAD_MATMUL = Operator(
     "HeadMatMul",
     "head_matmul",
     (
-        Input("rows", FLOAT, "R, H, 4 groups", "rows of numbers, of each head"),
+        Input("rows", FLOAT, "R, H, 4 groups", "rows of numbers of each head"),
         Input("weights", "uint8", "H, tiles, groups, 16, 4", "the heads' matrices in tiles of 16 columns, plus 128"),
-        Input("scale", "float32", "H, blocks, Y", "what one of a column's integers is worth, for each block"),
+        Input("scale", "float32", "H, blocks, Y", "scale of each column's integers, for each block"),
     ),
     (Output("products", FLOAT, "R, H, Y", "the products"),),
     lambda present: BODY,

@@ -11,7 +11,7 @@ __all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(seed: int, *, R: int, H: int, groups: int, Y: int, blocks: int = 1, spread: float = 0.0) -> Case:
-    """Random rows, each of another magnitude by up to 10 to the power of ``spread``, and a matrix for each head."""
+    """Random rows, whose magnitudes differ by up to 10 to the power of ``spread``, and a matrix for each head."""
     heads = [
         dynamic_quantize_matmul.random_case(seed + head, R=R, groups=groups, Y=Y, blocks=blocks, spread=spread).inputs
         for head in range(H)
@@ -25,7 +25,7 @@ def random_case(seed: int, *, R: int, H: int, groups: int, Y: int, blocks: int =
 
 
 def cases() -> list[Case]:
-    """One of everything, few and many rows and heads, blocks, and a row of a head that is not finite."""
+    """Sizes of one, few and many rows and heads, blocks, and a row with NaN."""
     poisoned = random_case(5, R=3, H=2, groups=4, Y=40, blocks=2)
     poisoned.inputs["rows"][1, 0, 2] = np.nan
     return [
@@ -38,7 +38,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``; the rows' roundings are part of it."""
+    """The definition, in ``dtype``. The rounding of the rows is part of it."""
     inputs, products = case.inputs, []
     for head, (weights, scale) in enumerate(zip(inputs["weights"], inputs["scale"], strict=True)):
         own = {

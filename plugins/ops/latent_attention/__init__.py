@@ -1,10 +1,14 @@
 """LatentAttention: scores and values from one shared matrix (EL-attention, section 3.1; Slim attention, option 2).
 
-EL and X form: one head as wide as the states, G = 1 and K = D. K form: G = H, and a head's scores come from its own
-part of the row. All M x H queries of a sample multiply one matrix, which is read once. For the scores, and for them
-alone, position n is rotated by row n of the tables; the queries come rotated. Where no position counts, ``output`` is 0
-and ``lse`` -inf. Order of what makes a score: ``scale`` and ``key_scales``, ``softcap``, ``key_bias``. On a GPU a node
-with one of the latter two runs without tensor cores.
+    score = softcap(scale (query . key) key_scale) + key_bias
+    output = softmax(score) states
+
+In the EL and the X form there is one key head as wide as the states: G = 1 and K = D. In the K form G = H, and a head's
+scores come from its own part of the row. All M x H queries of a sample multiply one matrix, which is read once.
+
+For the scores, but not for the values, position n is rotated by row n of the tables; the queries are rotated before the
+operator. If no position counts, ``output`` is 0 and ``lse`` -inf. On a GPU, a node with ``softcap`` or ``key_bias``
+runs without tensor cores.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ PRODUCTS = """
     equal_scores = Mul (products, factor_like)
 """
 
-PLAIN_SCORES = """
+UNSCALED_SCORES = """
     plain_scores = Identity (equal_scores)
 """
 
@@ -102,7 +106,7 @@ LSE = """
 
 def _body(present: frozenset[str]) -> str:
     keys = ROTATED_KEYS if "cosines" in present else UNROTATED_KEYS
-    scores = capped(SCALED_SCORES if "key_scales" in present else PLAIN_SCORES, "plain_scores", present)
+    scores = capped(SCALED_SCORES if "key_scales" in present else UNSCALED_SCORES, "plain_scores", present)
     scores = key_biased(scores, "plain_scores", present, beams_first=True)
     return QUERIES + keys + PRODUCTS + scores + MASKED_SOFTMAX + ATTEND + (LSE if "lse" in present else "")
 
@@ -116,11 +120,11 @@ LATENT_ATTENTION = Operator(
         Input("mask", "bool", "B, N", "True where a position counts"),
         Input("cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, P >= N", optional=True),
         Input("sines", "float32", "P, X", "as the cosines", optional=True),
-        Input("key_scales", "float32", "B, G, N", "factors of a key head's scores: its norm's", optional=True),
+        Input("key_scales", "float32", "B, G, N", "factor of a key head's scores, from its norm", optional=True),
         KEY_BIAS,
     ),
     (
-        Output("output", FLOAT, "B M, H, G K", "each head's weights over whole rows of the states"),
+        Output("output", FLOAT, "B M, H, G K", "each head's weighted sum of whole rows of the states"),
         Output("lse", "float32", "B M, H", "log-sum-exp of the scores", optional=True),
     ),
     _body,

@@ -50,7 +50,7 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """Odd and adversarial cases: the EL form (G = 1), the K form (G = H), and between; with and without rotation."""
+    """Odd and adversarial cases: the EL form (G = 1), the K form (G = H) and others, with and without rotation."""
     return [
         random_case(0, B=1, M=1, H=1, G=1, K=1, N=1),
         random_case(1, B=2, M=4, H=4, G=1, K=64, N=70),

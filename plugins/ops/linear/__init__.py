@@ -2,12 +2,12 @@
 
     products = rows weights + bias + addend
 
-Weights lie in tiles of 16 columns, ``weights[y // 16, x, y % 16]``, the order in which the kernel reads them. So they
-are read where the weights file is mapped, where ONNX Runtime packs the matrix of a MatMul into memory of each session.
-Columns are padded to a whole tile; what the padding holds does not matter. A product is summed from a row's first
-number to its last whatever the number of rows, so that a row gives the same bits in every batch.
+Weights are in tiles of 16 columns, ``weights[y // 16, x, y % 16]``, the order in which the kernel reads them. So the
+kernel reads them in the mapped weights file, whereas ONNX Runtime packs a MatMul's matrix into memory of each session.
+Columns are padded to a whole tile, and the padding may hold any number. A product is summed from a row's first number
+to its last for every number of rows, so that a row gives the same bits in every batch.
 
-There is no activation: a GPU runs the function, which would have a node for each activation that there is.
+The operator has no activation, since a GPU runs the function, which would need a node for every activation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINEAR = Operator(
         Input("rows", "float32", "R, X", "rows of numbers"),
         Input("weights", "float32", "tiles, X, 16", "the matrix in tiles of 16 columns"),
         Input("bias", "float32", "Y", "added to each row"),
-        Input("addend", "float32", "addend_rows, addend_columns", "added too: [R, Y], or one number as [1, 1]"),
+        Input("addend", "float32", "addend_rows, addend_columns", "added as well: [R, Y], or one number as [1, 1]"),
     ),
     (Output("products", "float32", "R, Y", "the products"),),
     lambda present: BODY,

@@ -14,7 +14,7 @@ __all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(seed: int, *, R: int, X: int, Y: int, added: bool = False, padding: float = 0.0) -> Case:
-    """Random numbers; ``padding`` stands where the last tile has no column."""
+    """Random numbers. ``padding`` fills the places of the last tile that have no column."""
     generator = np.random.default_rng(seed)
     weights = tiled((generator.standard_normal((X, Y)) / math.sqrt(X)).astype(np.float32))
     if Y % TILE_COLUMNS:
@@ -29,8 +29,8 @@ def random_case(seed: int, *, R: int, X: int, Y: int, added: bool = False, paddi
 
 
 def cases() -> list[Case]:
-    """One of everything, odd sizes, all heights of a tile of rows, several blocks of many rows, X in parts, columns
-    that are no whole tiles, NaN and infinity."""
+    """Sizes of one, odd sizes, all heights of a tile of rows, several blocks of many rows, X in parts, a last tile with
+    padding, NaN and infinity."""
     poisoned = random_case(9, R=3, X=16, Y=40)
     poisoned.inputs["rows"][1, 3] = np.nan
     poisoned.inputs["bias"][5] = np.inf

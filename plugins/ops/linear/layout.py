@@ -1,4 +1,4 @@
-"""The layout of the weights of Linear: to tiles, and back."""
+"""The layout of Linear's weights: from a matrix to tiles, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ Array = NDArray[Any]
 
 
 def tiled(weights: Array) -> Array:
-    """A matrix [X, Y] in tiles [Y / 16, X, 16]; the columns of the last one are padded with zeros."""
+    """Put a matrix into tiles of 16 columns.
+
+    Parameters
+    ----------
+    weights
+        The matrix [X, Y], of any type.
+
+    Returns
+    -------
+    array
+        Tiles [ceil(Y / 16), X, 16] of the same type. Zeros fill the last one.
+    """
     X, Y = weights.shape
     tiles = np.zeros((-(-Y // TILE_COLUMNS), X, TILE_COLUMNS), weights.dtype)
     whole = Y // TILE_COLUMNS * TILE_COLUMNS
@@ -26,5 +37,18 @@ def tiled(weights: Array) -> Array:
 
 
 def untiled(tiles: Array, Y: int) -> Array:
-    """The inverse of :func:`tiled`: the matrix [X, Y]."""
+    """Take a matrix out of its tiles; the inverse of :func:`tiled`.
+
+    Parameters
+    ----------
+    tiles
+        Tiles [ceil(Y / 16), X, 16].
+    Y
+        Number of columns.
+
+    Returns
+    -------
+    array
+        The matrix [X, Y].
+    """
     return np.ascontiguousarray(tiles.transpose(1, 0, 2).reshape(tiles.shape[1], -1)[:, :Y])

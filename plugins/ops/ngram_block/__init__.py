@@ -1,8 +1,8 @@
 """NGramBlock: -inf for every token that would repeat an n-gram of its row (FastSeq, Algorithm 1).
 
-A window of n tokens that ends at position e blocks its last token when its first n-1 tokens equal the row's last
-n-1. All windows of all rows are compared at once, at least one token back, since a reduction over no tokens has no
-portable shape. A window that does not match scatters +inf, which min ignores.
+A window of n tokens blocks its last token if its first n-1 tokens equal the row's last n-1. All windows of all rows are
+compared at once. At least one token of each is compared, since the shape of a reduction over no tokens differs between
+runtimes. A window that does not match scatters +inf, which the minimum ignores.
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ NGRAM_BLOCK = Operator(
         Input("lengths", "int32", "R", "tokens of the row that count, 1..T"),
         Input("ngram_size", "int64", "", "n; 0 blocks nothing", scalar=True),
     ),
-    (Output("blocked", FLOAT, "R, vocabulary", "the scores, -inf where the token is blocked", reuses="scores"),),
+    (Output("blocked", FLOAT, "R, vocabulary", "the scores, with -inf for blocked tokens", reuses="scores"),),
     lambda present: BODY,
 )

@@ -14,7 +14,7 @@ __all__ = ["cases", "exact", "random_case"]
 def random_case(
     seed: int, *, R: int, T: int, vocabulary: int, n: int, ids: int | None = None, lengths: Any = None
 ) -> Case:
-    """Random tokens out of the first ``ids`` of the vocabulary (all of it), random lengths unless given."""
+    """Random tokens among the first ``ids`` of the vocabulary (default: all), and random lengths unless given."""
     generator = np.random.default_rng(seed)
     history = generator.integers(0, ids or vocabulary, (R, T))
     counted = generator.integers(1, T + 1, R) if lengths is None else np.asarray(lengths)
@@ -47,7 +47,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
-    """The definition, window by window; only -inf is written, so the type of the scores is kept."""
+    """The definition, window by window. Only -inf is written, so the scores keep their type: ``dtype`` is not used."""
     scores, history, lengths = (case.inputs[name] for name in ("scores", "history", "lengths"))
     n = int(case.inputs["ngram_size"])
     blocked = scores.copy()

@@ -10,7 +10,7 @@ __all__ = ["cases", "exact", "random_case"]
 
 
 def random_case(seed: int, *, R: int, X: int, centred: int = 1, offset: float = 0.0, spread: float = 0.0) -> Case:
-    """Random rows about ``offset``, each of another magnitude by up to 10 to the power of ``spread``."""
+    """Random rows around ``offset``, whose magnitudes differ by up to 10 to the power of ``spread``."""
     generator = np.random.default_rng(seed)
     rows = offset + generator.standard_normal((R, X)) * 10 ** (spread * generator.uniform(-1, 1, (R, 1)))
     inputs = {
@@ -23,7 +23,8 @@ def random_case(seed: int, *, R: int, X: int, centred: int = 1, offset: float = 
 
 
 def cases() -> list[Case]:
-    """One number, odd widths, many rows, rows far from zero, of other magnitudes, all equal, and not finite."""
+    """One number, odd widths, many rows, and rows far from zero, of different magnitudes, of equal numbers, and with
+    NaN."""
     odd = random_case(6, R=5, X=37)
     odd.inputs["rows"][1], odd.inputs["rows"][2], odd.inputs["rows"][3, 5] = 0, 3, np.nan
     return [

@@ -1,9 +1,11 @@
-"""QuantizeRows: each row of floats as integers of 8 bits and a scale of its own.
+"""QuantizeRows: each row of floats as 8-bit integers and a scale of its own.
 
-    scale = m / 127, quantized = round(x * (127 / m)), with m the largest magnitude of the row, at least 1e-30
+    scale = m / 127
+    quantized = round(x * (127 / m))        m: the largest magnitude of the row, at least 1e-30
 
-A row depends on no other row, so what a sample gets does not depend on its batch. Ties round to the even integer, and
-no integer is -128. A row with NaN or an infinity has scale NaN and zeros, so that its products are NaN.
+Each row is quantised by itself, so the result of a sample does not depend on its batch. Ties round to the even integer,
+and the integers are -127..127. A row with NaN or an infinite value gets zeros and the scale NaN, so that its products
+are NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ QUANTIZE_ROWS = Operator(
     (Input("rows", FLOAT, "R, X", "rows of numbers"),),
     (
         Output("quantized", "int8", "R, X", "the rows as integers, -127..127"),
-        Output("scale", "float32", "R, 1", "what one of a row's integers is worth; NaN for a row that is not finite"),
+        Output("scale", "float32", "R, 1", "scale of each row's integers; NaN if the row has NaN or an infinite value"),
     ),
     lambda present: BODY,
     gpu=False,

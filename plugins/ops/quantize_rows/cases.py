@@ -10,14 +10,14 @@ __all__ = ["cases", "exact", "quantized_rows", "random_case"]
 
 
 def random_case(seed: int, *, R: int, X: int, spread: float = 1.0) -> Case:
-    """Random rows, each of another magnitude by up to 10 to the power of ``spread``."""
+    """Random rows, whose magnitudes differ by up to 10 to the power of ``spread``."""
     generator = np.random.default_rng(seed)
     rows = generator.standard_normal((R, X)) * 10 ** (spread * generator.uniform(-1, 1, (R, 1)))
     return Case(f"R{R}-X{X}-seed{seed}", {"rows": rows.astype(np.float32)}, floats=("rows",))
 
 
 def cases() -> list[Case]:
-    """One number, odd widths, ties, zeros, tiny and huge rows, and rows that are not finite."""
+    """One number, odd widths, ties, zeros, tiny and huge rows, and rows with NaN or infinite values."""
     ties = np.arange(-127, 128, dtype=np.float32) / 2
     ties[0] = 127
     odd = random_case(3, R=9, X=37).inputs["rows"]
@@ -34,13 +34,13 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
-    """The definition. Its roundings are part of it, so it is in float32 whatever ``dtype`` is."""
+    """The definition. Its rounding is part of it, so it is always in float32 and ``dtype`` is not used."""
     quantized, scale = quantized_rows(case.inputs["rows"])
     return {"quantized": quantized, "scale": scale[:, None]}
 
 
 def quantized_rows(rows: Array) -> tuple[Array, Array]:
-    """Rows [..., X] as integers of 8 bits [..., X], and what one of a row's integers is worth, float32 [...]."""
+    """Rows [..., X] as 8-bit integers [..., X], and the scale of each row's integers, float32 [...]."""
     rows = rows.astype(np.float32)
     finite = np.isfinite(rows).all(axis=-1, keepdims=True)
     safe = np.where(finite, rows, np.float32(0))

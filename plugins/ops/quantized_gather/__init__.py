@@ -1,8 +1,8 @@
-"""QuantizedGather: rows of an embedding, which is the transpose of a matrix that QuantizedMatMul multiplies by.
+"""QuantizedGather: rows of an embedding that is the transpose of a matrix of QuantizedMatMul.
 
     embeddings[r] = column tokens[r] of the weights, times its scale
 
-So the embedding of tokens and the product that gives the logits read one matrix of bytes.
+So the embedding and the product that gives the logits read one matrix of bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUANTIZED_GATHER = Operator(
     (
         Input("tokens", "int64", "R", "columns to look up"),
         Input("weights", "uint8", "tiles, groups, 16, 4", "the matrix in tiles of 16 columns, plus 128"),
-        Input("scale", "float32", "blocks, vocabulary", "what one of a column's integers is worth, for each block"),
+        Input("scale", "float32", "blocks, vocabulary", "scale of each column's integers, for each block"),
     ),
     (Output("embeddings", "float32", "R, 4 groups", "a row for each token"),),
     lambda present: BODY,

@@ -25,7 +25,7 @@ def random_case(seed: int, *, R: int, groups: int, vocabulary: int, blocks: int 
 
 
 def cases() -> list[Case]:
-    """One of everything, the first and the last token, and more tokens than one item of a thread has."""
+    """Sizes of one, the first and the last token, and more tokens than one thread's item has."""
     return [
         random_case(0, R=1, groups=1, vocabulary=1),
         random_case(1, R=4, groups=6, vocabulary=70, blocks=3, tokens=[0, 31, 32, 69]),

@@ -1,14 +1,14 @@
-"""QuantizedLatentAttention: LatentAttention over states of 8 bits, each position with a scale of its own.
+"""QuantizedLatentAttention: LatentAttention over states of 8-bit integers, each position with a scale of its own.
 
     row of the states = integers times scale
 
-A row is what QuantizeRows makes of a position, so no row depends on another. The result is that of LatentAttention over
-the rows' worth; the kernel splits queries and weights as QuantizedSourceAttention's does.
+QuantizeRows makes each row of one position, so no row depends on another. The result is LatentAttention's over the
+dequantized rows. The kernel splits queries and weights as QuantizedSourceAttention's kernel does.
 """
 
 from __future__ import annotations
 
-from tightbeam.plugins.ops._byte_rows import worth_of
+from tightbeam.plugins.ops._byte_rows import dequantized
 from tightbeam.plugins.ops._softmax import KEY_BIAS
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.schema import FLOAT, Input, Operator
@@ -21,12 +21,12 @@ QUANTIZED_LATENT_ATTENTION = Operator(
     (
         Input("query", FLOAT, "B M, H, K", "queries, in the space of the states' heads"),
         Input("states_bytes", "int8", "B, N, G K", "keys and values at once, for all beams"),
-        Input("states_scale", "float32", "B, N", "worth of one of a position's integers"),
+        Input("states_scale", "float32", "B, N", "scale of a position's integers"),
         Input("mask", "bool", "B, N", "True where a position counts"),
         KEY_BIAS,
     ),
     LATENT_ATTENTION.outputs,
-    lambda present: worth_of("states") + LATENT_ATTENTION.body(present),
+    lambda present: dequantized("states") + LATENT_ATTENTION.body(present),
     LATENT_ATTENTION.attributes,
     gpu=False,
 )

@@ -15,31 +15,32 @@ __all__ = ["cases", "exact", "random_case", "rounding"]
 
 
 def random_case(seed: int, **sizes: Any) -> Case:
-    """The case of LatentAttention with the same arguments, its states in integers."""
+    """LatentAttention's case with the same arguments, with quantized states."""
     return _quantized(latent_attention.random_case(seed, **sizes))
 
 
 def cases() -> list[Case]:
-    """Those of LatentAttention without rotation and factors; more positions and numbers than one stretch has."""
-    plain = [case for case in latent_attention.cases() if not case.inputs.keys() & {"cosines", "key_scales"}]
-    return [*map(_quantized, plain), random_case(20, B=1, M=5, H=4, G=1, K=600, N=1100)]
+    """LatentAttention's cases without rotation and key scales, and one with more positions and numbers than a stretch
+    has."""
+    common = [case for case in latent_attention.cases() if not case.inputs.keys() & {"cosines", "key_scales"}]
+    return [*map(_quantized, common), random_case(20, B=1, M=5, H=4, G=1, K=600, N=1100)]
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """LatentAttention's definition over the rows' worth, calculated in ``dtype``."""
-    return latent_attention.exact(_worth(case, dtype), dtype)
+    """LatentAttention's definition over the dequantized rows, calculated in ``dtype``."""
+    return latent_attention.exact(_dequantized(case, dtype), dtype)
 
 
 def rounding(case: Case) -> dict[str, float]:
-    """Error that splitting queries and weights may add to each output, as a root mean square."""
-    inputs = _worth(case, np.float64).inputs
+    """The error that splitting queries and weights may add to each output, as a root mean square."""
+    inputs = _dequantized(case, np.float64).inputs
     B, N, E = inputs["states"].shape
     K = inputs["query"].shape[-1]
     keys = inputs["states"].reshape(B, N, E // K, K)
     return split_error(inputs["query"], keys, inputs["states"], case.attributes["scale"])
 
 
-def _worth(case: Case, dtype: Any) -> Case:
+def _dequantized(case: Case, dtype: Any) -> Case:
     inputs = dict(case.inputs)
     scale = inputs.pop("states_scale").astype(dtype)
     inputs["states"] = inputs.pop("states_bytes").astype(dtype) * scale[..., None]

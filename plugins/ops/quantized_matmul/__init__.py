@@ -2,11 +2,13 @@
 
     products = activation(sum over b of (rows_b . weights_b) row_scale_b scale_b + bias) + addend
 
-The sums of integers are exact. Floats are combined in just this order, and never contracted, so that every processor
-gives the same bits. A row's numbers, and each column's weights, have a scale for each of their blocks; one block is the
-common case. Weights lie in tiles of 16 columns, in the order in which kernels read them, so that nothing is packed or
-copied when a model is loaded: ``weights[y // 16, x // 4, y % 16, x % 4]`` is 128 more than the weight of number x of a
-row and column y. Columns are padded to a whole tile; what the padding holds does not matter.
+The sums of integers are exact. Floats are combined in exactly this order, and never contracted, so that every processor
+gives the same bits. A row's numbers and each column's weights have a scale for each of their blocks b; one block is the
+common case.
+
+Weights are in tiles of 16 columns, in the order in which kernels read them, so that nothing is packed or copied when a
+model is loaded. ``weights[y // 16, x // 4, y % 16, x % 4]`` is 128 more than the weight of a row's number x in column
+y. Columns are padded to a whole tile, and the padding may hold any number.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ __all__ = ["ACTIVATIONS", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POI
 
 TILE_COLUMNS = 16
 GROUP = 4
-"""Numbers of a row whose weights lie side by side."""
+"""Numbers of a row whose weights are side by side."""
 ZERO_POINT = 128
 """The byte of weight 0."""
 ACTIVATIONS = {"": 0, "Relu": 1, "Gelu": 2, "Swish": 3, "GeluTanh": 4}
-"""Values of the attribute ``activation`` by the operator of ONNX that it stands for; GeluTanh: Gelu by its formula with
-tanh."""
+"""ONNX operator -> value of the attribute ``activation``. GeluTanh is Gelu in its tanh approximation."""
 
 BODY = """
     axis0 = Constant <value = int64[1] {0}> ()
@@ -81,14 +82,19 @@ QUANTIZED_MATMUL = Operator(
     "quantized_matmul",
     (
         Input("rows", "int8", "R, 4 groups", "rows of integers, as QuantizeRows gives them"),
-        Input("row_scale", "float32", "R, blocks", "what one of a row's integers is worth, for each block"),
+        Input("row_scale", "float32", "R, blocks", "scale of each row's integers, for each block"),
         Input("weights", "uint8", "tiles, groups, 16, 4", "the matrix in tiles of 16 columns, plus 128"),
-        Input("scale", "float32", "blocks, Y", "what one of a column's integers is worth, for each block"),
+        Input("scale", "float32", "blocks, Y", "scale of each column's integers, for each block"),
         Input("bias", "float32", "Y", "added to each row before the activation"),
-        Input("addend", FLOAT, "addend_rows, addend_columns", "added after it: [R, Y], or one number as [1, 1]"),
+        Input(
+            "addend",
+            FLOAT,
+            "addend_rows, addend_columns",
+            "added after the activation: [R, Y], or one number as [1, 1]",
+        ),
     ),
     (Output("products", FLOAT, "R, Y", "the products"),),
     lambda present: BODY,
-    (Attribute("activation", "int", "0 none, 1 ReLU, 2 GELU, 3 SiLU, 4 GELU by tanh", 0),),
+    (Attribute("activation", "int", "0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh", 0),),
     gpu=False,
 )

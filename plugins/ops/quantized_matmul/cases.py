@@ -24,7 +24,7 @@ def random_case(
     added: bool = False,
     extreme: bool = False,
 ) -> Case:
-    """Random integers and scales; ``extreme``: all integers are -127 or 127."""
+    """Random integers and scales. With ``extreme``, all integers are -127 or 127."""
     generator = np.random.default_rng(seed)
 
     def integers(*shape: int) -> Array:
@@ -48,8 +48,8 @@ def random_case(
 
 
 def cases() -> list[Case]:
-    """One of everything, odd sizes, all heights of a tile of rows, several tiles of columns and blocks of many rows,
-    K in parts, the largest sums that there can be, and GELU far from 0."""
+    """Sizes of one, odd sizes, all heights of a tile of rows, several tiles of columns and blocks of many rows, K in
+    parts, the largest possible sums, and GELU far from 0."""
     far = random_case(12, R=3, groups=7, Y=64, activation=2)
     far.inputs["bias"] = np.linspace(-9, 9, 64, dtype=np.float32)
     far.inputs["bias"][::9] = 1e30, -1e30, 1e3, -1e3, np.inf, -5.8, 5.8, 0
@@ -75,7 +75,7 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
-    """The definition, in ``dtype``; the sums of integers are exact."""
+    """The definition, in ``dtype``. The sums of integers are exact."""
     inputs = case.inputs
     scale: Array = inputs["scale"].astype(dtype)
     row_scale: Array = inputs["row_scale"].astype(dtype)

@@ -1,4 +1,4 @@
-"""The layout of the weights of QuantizedMatMul: to tiles, and back."""
+"""The layout of QuantizedMatMul's weights: from a matrix to tiles, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ Array = NDArray[Any]
 
 
 def tiled(weights: Array) -> Array:
-    """Integers [X, Y] of -127..127 in tiles [Y / 16, X / 4, 16, 4]; X is a multiple of 4."""
+    """Put a matrix of integers into tiles of 16 columns.
+
+    Parameters
+    ----------
+    weights
+        The matrix [X, Y] of integers -127..127; X is a multiple of 4.
+
+    Returns
+    -------
+    array
+        Tiles uint8 [ceil(Y / 16), X / 4, 16, 4] of the integers plus 128. Zero weights fill the last one.
+    """
     X, Y = weights.shape
     padded = np.zeros((X, -(-Y // TILE_COLUMNS) * TILE_COLUMNS), np.int8)
     padded[:, :Y] = weights
@@ -24,6 +35,19 @@ def tiled(weights: Array) -> Array:
 
 
 def untiled(tiles: Array, Y: int) -> Array:
-    """The inverse of :func:`tiled`: integers [X, Y] as int64."""
+    """Take a matrix of integers out of its tiles; the inverse of :func:`tiled`.
+
+    Parameters
+    ----------
+    tiles
+        Tiles uint8 [ceil(Y / 16), X / 4, 16, 4].
+    Y
+        Number of columns.
+
+    Returns
+    -------
+    array
+        The matrix int64 [X, Y].
+    """
     weights = tiles.transpose(1, 3, 0, 2).reshape(tiles.shape[1] * GROUP, -1)[:, :Y]
     return weights.astype(np.int64) - ZERO_POINT

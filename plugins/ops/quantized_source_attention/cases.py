@@ -13,17 +13,19 @@ from tightbeam.plugins.ops.source_attention import cases as source_attention
 __all__ = ["cases", "exact", "random_case", "rounding", "split_error"]
 
 FINEST = 127 * 128
-"""Steps of a row's largest magnitude that the kernel's numbers have (plugins/kernels/cpu/byte_rows.h)."""
+"""Steps into which the kernel divides a row's largest magnitude (plugins/kernels/cpu/byte_rows.h)."""
 
 
 def random_case(seed: int, **sizes: Any) -> Case:
-    """The case of SourceAttention with the same arguments, its keys and values in integers."""
+    """SourceAttention's case with the same arguments, with quantized keys and values."""
     return _quantized(source_attention.random_case(seed, **sizes))
 
 
 def cases() -> list[Case]:
-    """Those of SourceAttention; more positions and numbers than one stretch has; and rows of zeros, of one outlier, and
-    of a huge scale where no position counts."""
+    """SourceAttention's cases, one with more positions and numbers than a stretch has, and one with odd rows.
+
+    These are rows of zeros, rows with one outlier, and rows with a huge scale at positions that do not count.
+    """
     odd = random_case(7, B=2, M=3, H=4, G=2, K=24, V=19, N=40)
     odd.inputs["key_bytes"][0, 0, 0] = 0
     odd.inputs["value_bytes"][0, 1, 1:, :] = 0
@@ -38,13 +40,13 @@ def cases() -> list[Case]:
 
 
 def exact(case: Case, dtype: Any = np.float64) -> dict[str, Array]:
-    """SourceAttention's definition over the rows' worth, calculated in ``dtype``."""
-    return source_attention.exact(_worth(case, dtype), dtype)
+    """SourceAttention's definition over the dequantized rows, calculated in ``dtype``."""
+    return source_attention.exact(_dequantized(case, dtype), dtype)
 
 
 def rounding(case: Case) -> dict[str, float]:
-    """Error that splitting queries and weights may add to each output, as a root mean square."""
-    inputs = _worth(case, np.float64).inputs
+    """The error that splitting queries and weights may add to each output, as a root mean square."""
+    inputs = _dequantized(case, np.float64).inputs
     counts = np.broadcast_to(inputs["mask"][:, None], inputs["key"].shape[:3])
     K = inputs["key"].shape[-1]
     query = inputs["query"].reshape(len(inputs["query"]), -1, K)
@@ -52,17 +54,17 @@ def rounding(case: Case) -> dict[str, float]:
 
 
 def split_error(query: Array, key: Array, value: Array, scale: float) -> dict[str, float]:
-    """Twice the usual error of outputs whose queries [.., K] and weights are rounded to ``FINEST`` steps.
+    """Twice the usual error of each output if queries [.., K] and weights are rounded to ``FINEST`` steps.
 
-    A step is that of a row's largest number, and a rounding error is evenly distributed in it. An error of the scores
-    changes an output by it times a value at most; weights add up to 1.
+    A step is a row's largest magnitude divided by ``FINEST``, and rounding errors are evenly distributed in it. Since
+    weights add up to 1, an error of the scores changes an output by at most the error times a value.
     """
     steps = np.abs(query).max(axis=-1) / FINEST
     score = np.sqrt(np.mean(steps**2) / 12) * abs(scale) * np.sqrt(np.mean(np.sum(key**2, axis=-1)))
     return {"lse": 2 * score, "output": 2 * (score + 1 / FINEST) * np.sqrt(np.mean(value**2))}
 
 
-def _worth(case: Case, dtype: Any) -> Case:
+def _dequantized(case: Case, dtype: Any) -> Case:
     inputs = dict(case.inputs)
     for part in ("key", "value"):
         scale = inputs.pop(f"{part}_scale").astype(dtype)

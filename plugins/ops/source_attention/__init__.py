@@ -1,14 +1,15 @@
 """SourceAttention: attention over keys and values that the beams of a sample share (FastSeq, section 4.1).
 
-Head h reads key head h G / H. Where no position counts, ``output`` is 0 and ``lse`` -inf. ``lse`` lets another
-attention merge its attention state with this one: it is then the prefix of BeamAttention.
+    score = softcap(scale (query . key)) + key_bias
+    output = softmax(score) value
 
-Order of what makes a score: ``scale``, ``softcap``, ``key_bias``. On a GPU a node with one of the latter two runs
-without tensor cores.
+Head h reads key head h G / H. If no position counts, ``output`` is 0 and ``lse`` -inf. With ``lse``, BeamAttention
+merges this attention state into its own: it is then BeamAttention's prefix. On a GPU, a node with ``softcap`` or
+``key_bias`` runs without tensor cores.
 
-``weight_threshold`` is a permission, and not exact (Slim attention, section 3): a position of which no query takes so
-much need not be read for its value. The softmax itself, and ``lse``, are over all positions. The CPU kernel makes use
-of it; the CUDA kernels and the function below leave nothing out.
+``weight_threshold`` permits an approximation (Slim attention, section 3): the value of a position need not be read if
+no query gives the position that much weight. The softmax itself, and ``lse``, are over all positions. The CPU kernel
+uses the permission; the CUDA kernels and the function below read every value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BY_SAMPLE = """
     by_head = Transpose <perm = [0, 2, 1, 3]> (by_beam)
 """
 
-PLAIN = """
+ONNX_ATTENTION = """
     N = Shape <start = 1, end = 2> (mask)
     mask_shape = Concat <axis = 0> (B, axis1, M, N)
     axes12 = Constant <value = int64[2] {1, 2}> ()
@@ -78,7 +79,7 @@ ATTEND_WITH_LSE = """    grouped_output = MatMul (weights, value)
 
 def _body(present: frozenset[str]) -> str:
     if not present & {"lse", "softcap", "key_bias"}:
-        return BY_SAMPLE + PLAIN
+        return BY_SAMPLE + ONNX_ATTENTION
     scores = key_biased(capped(SCORES, "plain_scores", present), "plain_scores", present, beams_first=False)
     return BY_SAMPLE + scores + MASKED_SOFTMAX + ATTEND_WITH_LSE
 
@@ -90,17 +91,17 @@ SOURCE_ATTENTION = Operator(
         Input("query", FLOAT, "B M, H K", "queries of R = B x M rows"),
         Input("key", FLOAT, "B, G, N, K", "keys, once a sample, for all its beams"),
         Input("value", FLOAT, "B, G, N, V", "as the keys"),
-        Input("mask", "bool", "B, N", "True where a position counts: one at least, unless there is lse"),
+        Input("mask", "bool", "B, N", "True where a position counts; at least one, unless the node has lse"),
         KEY_BIAS,
     ),
     (
-        Output("output", FLOAT, "B M, H V", "attention over the positions that count"),
+        Output("output", FLOAT, "B M, H V", "the attention over the positions that count"),
         Output("lse", "float32", "B M, H", "log-sum-exp of the scores", optional=True),
     ),
     _body,
     (
         Attribute("scale", "float", "factor on the scores"),
-        Attribute("weight_threshold", "float", "weights below it may count as 0; 0: none", default=0.0),
+        Attribute("weight_threshold", "float", "weights below it may count as 0; 0: every weight counts", default=0.0),
         SOFTCAP,
     ),
 )

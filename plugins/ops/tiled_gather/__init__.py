@@ -1,8 +1,8 @@
-"""TiledGather: rows of an embedding, which is the transpose of a matrix that Linear multiplies by.
+"""TiledGather: rows of an embedding that is the transpose of a matrix of Linear.
 
     embeddings[r] = column tokens[r] of the weights
 
-So the embedding of tokens and the product that gives the logits read one matrix.
+So the embedding and the product that gives the logits read one matrix.
 """
 
 from __future__ import annotations
