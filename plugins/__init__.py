@@ -1,1 +1,1 @@
-"""Operators of domain ``tightbeam``: schema and ONNX functions (``ops``), kernels, and the adapters of each runtime."""
+"""The operators of domain ``tightbeam``: tables and ONNX functions (``ops``), kernels, and each runtime's adapter."""

@@ -1,4 +1,4 @@
-"""Draws from whole rows of scores by the native library, where it was built (``kernels/cpu/draw.cpp``)."""
+"""The native function that samples a token from a full row of scores (``kernels/cpu/draw.cpp``)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from tightbeam.plugins.library import cpu_library
 __all__ = ["Draw", "native_draw"]
 
 Draw: TypeAlias = Callable[[Any, float, float, float], int]
+"""``draw(scores, best, temperature, uniform)``; see :func:`native_draw`."""
 
 
 @lru_cache(maxsize=1)
 def native_draw() -> Draw | None:
-    """Return the function that draws a token; None without a library, or with one that is older than it.
+    """Load the native function that samples a token.
 
     Returns
     -------
     function or None
-        Of scores float32 [vocabulary], contiguous; a number like the largest of them, or NaN; a temperature; and a
-        number in [0, 1), which the tokens share in the order of their ids, each as much as its probability is.
-        Returns -1 where no score is finite.
+        ``draw(scores, best, temperature, uniform)`` returns the id of the sampled token, or -1 if no score is finite.
+        ``scores`` is float32 [vocabulary] and contiguous. ``best`` is about the largest score, or NaN if that is not
+        known. ``uniform`` is a number in [0, 1): the tokens divide this range in the order of their ids, each in
+        proportion to its probability at the temperature, and the token whose part holds the number is returned.
+        None if the library was not built, or is older than this function.
     """
     try:
         path = cpu_library()

@@ -1,4 +1,4 @@
-"""Paths of the native libraries of the operators, if they were built."""
+"""Paths of the operators' native libraries, if they were built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["ENVIRONMENT", "cpu_library", "cuda_library", "rtx_name_library", "tensorrt_library"]
 
 ENVIRONMENT = "TIGHTBEAM_LIBRARY"
-"""Environment variable: path of the library to use, or ``none``."""
+"""Environment variable: the path of the library to use, or ``none``."""
 
 
 def cpu_library() -> Path | None:
@@ -18,8 +18,8 @@ def cpu_library() -> Path | None:
     Returns
     -------
     Path or None
-        None where there is no library: the function bodies inside a model then serve, slower. The environment variable
-        ``TIGHTBEAM_LIBRARY`` names another file, or ``none``.
+        The file that the environment variable ``TIGHTBEAM_LIBRARY`` names, else the installed one. None if the variable
+        is ``none`` or no library was built: the functions inside a model then run in its place, slower.
 
     Raises
     ------
@@ -30,20 +30,40 @@ def cpu_library() -> Path | None:
 
 
 def cuda_library() -> Path | None:
-    """Find the library with kernels for CUDA beside those for the CPU: the one to register in place of the other.
+    """Find the library with CPU and CUDA kernels, to register with ONNX Runtime in place of the CPU library.
 
-    Returns and raises as :func:`cpu_library`.
+    Returns
+    -------
+    Path or None
+        As :func:`cpu_library` returns it.
+
+    Raises
+    ------
+    FileNotFoundError
+        The variable ``TIGHTBEAM_LIBRARY`` names a file that does not exist.
     """
     return _library("libtightbeam_cuda.so")
 
 
 def tensorrt_library() -> Path | None:
-    """Find the library that plans the kernels of the TensorRT plugins; None where it was not compiled."""
+    """Find the library that plans the kernels of the TensorRT plugins.
+
+    Returns
+    -------
+    Path or None
+        None if it was not built.
+    """
     return _built("libtightbeam_tensorrt.so")
 
 
 def rtx_name_library() -> Path | None:
-    """Find the empty library whose name lets TensorRT-RTX find its own library (``plugins/cmake/TensorRt.cmake``)."""
+    """Find the empty library whose name leads TensorRT-RTX to its own library (``plugins/cmake/TensorRt.cmake``).
+
+    Returns
+    -------
+    Path or None
+        None if it was not built.
+    """
     return _built("libtensorrt_rtx_name.so")
 
 
@@ -53,13 +73,13 @@ def _library(name: str) -> Path | None:
         return None
     if wanted:
         if not Path(wanted).is_file():
-            raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is no file; name a library, or 'none'")
+            raise FileNotFoundError(f"{ENVIRONMENT} is {wanted!r}, which is not a file; name a library, or 'none'")
         return Path(wanted)
     return _built(name)
 
 
 def _built(name: str) -> Path | None:
-    # In an editable install, the sources and what was built from them are in two folders.
+    # In an editable install, the sources and the built libraries are in two folders.
     package = __name__.rpartition(".")[0]  # tightbeam.plugins
     above = package.rpartition(".")[0]
     folders = [*sys.modules[package].__path__, *(f"{root}/plugins" for root in sys.modules[above].__path__)]

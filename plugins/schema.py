@@ -1,9 +1,9 @@
-"""Schema of an operator: names, types, shapes and attributes, and its function body in ONNX's text form.
+"""The table of an operator: names, types, shapes and attributes, and its function body in ONNX's text form.
 
-The declarations in ``ops/<op>/__init__.py`` are the only ones: the TensorRT plugins read them, and the C++ tables are
-generated from them when the native libraries are built (``cmake/generate_operators.py``).
+Each operator is declared once, in ``ops/<op>/__init__.py``. The TensorRT plugins read the declaration, and the C++
+tables are generated from it when the native libraries are built (``cmake/generate_operators.py``).
 
-A shape is written by the letters of docs/design.md, its dimensions separated by commas. A dimension is a letter or a
+A shape is written in the letters of docs/design.md, with commas between its dimensions. A dimension is a letter or a
 name, a number, a product (``B M``, ``H K``) or a sum of products (``H K + G K + G V``).
 """
 
@@ -20,7 +20,7 @@ Present = frozenset[str]
 FLOAT = "Float"
 """The float type that a node runs in: float32, float16 or bfloat16."""
 TYPES = (FLOAT, "float32", "int8", "uint8", "int32", "int64", "bool")
-"""Types of tensors; all but ``FLOAT`` as numpy calls them."""
+"""Types of tensors; all but ``FLOAT`` have their names in numpy."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,18 @@ class Input:
 
     Attributes
     ----------
-    name, type, shape
-        The type is one of ``TYPES``.
+    name, shape
+        Its name, and its shape in letters.
+    type
+        One of ``TYPES``.
     meaning
-        For readers.
+        One line for readers.
     optional
-        True where a node may lack it.
+        True if a node may leave it out.
     scalar
-        One number, of shape [] or [1], which stays in CPU memory under every provider of ONNX Runtime.
+        True for one number, of shape [] or [1], which stays in CPU memory under every provider of ONNX Runtime.
     gives, at_most
-        For a scalar int64, the letter whose size its value is, and the letter that bounds it.
+        Of a scalar int64 whose value is a size: the letter of that size, and the letter whose size bounds it.
     """
 
     name: str
@@ -58,11 +60,11 @@ class Output:
     Attributes
     ----------
     name, type, shape, meaning, optional
-        Like the attributes of :class:`Input`.
+        As in :class:`Input`.
     reuses
-        The input whose memory it may be given; the kernels serve both ways.
+        The input whose memory it may share. The kernels accept shared and separate memory.
     updates
-        The input of which it is the updated version: written in place where both share memory, else copied first.
+        The input that it is a new version of: written in place if both share memory, else copied first.
     """
 
     name: str
@@ -85,11 +87,11 @@ class Attribute:
     type
         ``float`` or ``int``.
     meaning
-        For readers.
+        One line for readers.
     default
-        Its value where a node lacks it; None: it is required.
+        Its value if a node leaves it out; None if it is required.
     switch
-        True where a node that has it has another function body than one that lacks it.
+        True if nodes with the attribute and nodes without it have different function bodies.
     """
 
     name: str
@@ -100,7 +102,7 @@ class Attribute:
 
     @property
     def text(self) -> str:
-        """The attribute in the header of an ONNX function."""
+        """The attribute as the header of an ONNX function declares it."""
         return self.name if self.default is None else f"{self.name}: {self.type} = {self.default}"
 
 
@@ -111,18 +113,18 @@ class Operator:
     Attributes
     ----------
     name
-        Name of the operator in domain ``tightbeam``.
+        Its name in domain ``tightbeam``.
     folder
-        Folder below ``plugins/ops``.
+        Its folder below ``plugins/ops``.
     inputs, outputs, attributes
-        In the order of a node.
+        Their entries, in the order of a node.
     body
-        Statements of its ONNX function for the inputs, outputs and switches that a node has. A function of ONNX has no
-        conditions on what is missing, so each combination has a body of its own.
+        Returns the statements of its ONNX function, given the names of the inputs, outputs and switches that a node
+        has. A function of ONNX cannot ask whether an input is missing, so each combination has a body of its own.
     may_be_zero
-        Letters whose size may be 0; any other size is at least 1.
+        Letters whose size may be 0. Any other size is at least 1.
     gpu
-        False where it has CPU kernels alone: no CUDA kernel and no TensorRT plugin is made.
+        False if it has CPU kernels only: no CUDA kernel and no TensorRT plugin is made.
     """
 
     name: str
@@ -149,12 +151,12 @@ class Operator:
 
     @property
     def optional(self) -> Present:
-        """Names of the inputs and outputs that a node may lack."""
+        """Names of the inputs and outputs that a node may leave out."""
         return frozenset(entry.name for entry in self.tensors if entry.optional)
 
     @property
     def float32(self) -> Present:
-        """Names of the inputs and outputs that are float32 whatever float type a node runs in."""
+        """Names of the inputs and outputs that are float32 in nodes of every float type."""
         return frozenset(entry.name for entry in self.tensors if entry.type == "float32")
 
     @property
@@ -164,7 +166,7 @@ class Operator:
 
     @property
     def sizes(self) -> Present:
-        """Names of the inputs whose value is a size of an output."""
+        """Names of the inputs whose values are sizes of outputs."""
         return frozenset(entry.name for entry in self.inputs if entry.gives is not None)
 
     def text(self, present: Present) -> str:
@@ -175,10 +177,15 @@ class Operator:
         present
             Names of the inputs, outputs and switches that a node has.
 
+        Returns
+        -------
+        str
+            The function: its header and, in braces, its statements.
+
         Raises
         ------
         ValueError
-            A required input or output is missing, or there is no input, output or switch of some name.
+            A required input or output is missing, or a name is not one of the operator's.
         """
         required = frozenset(self.input_names + self.output_names) - self.optional
         names = required | self.optional | self.switches
@@ -192,5 +199,16 @@ class Operator:
 
 
 def fingerprint(operators: Iterable[Operator]) -> str:
-    """SHA-256 of the operators' tables, by which a library and this package see that they have the same ones."""
+    """Hash the operators' tables, so that a library and this package can see whether theirs are the same.
+
+    Parameters
+    ----------
+    operators
+        All operators, in their order.
+
+    Returns
+    -------
+    str
+        SHA-256 of the tables without the meanings and the function bodies, in hexadecimal digits.
+    """
     return hashlib.sha256(repr(tuple(operators)).encode()).hexdigest()

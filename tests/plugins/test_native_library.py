@@ -76,7 +76,7 @@ def test_a_bundle_runs_the_kernels(bundles: BundleCache, variant: str) -> None:
     [
         (
             "/nowhere/library.so",
-            "TIGHTBEAM_LIBRARY is '/nowhere/library.so', which is no file; name a library, or 'none'",
+            "TIGHTBEAM_LIBRARY is '/nowhere/library.so', which is not a file; name a library, or 'none'",
         ),
         (__file__, "cannot load the operators' library .*name another in TIGHTBEAM_LIBRARY, or run the functions"),
     ],
