@@ -11,7 +11,7 @@ from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
 from tightbeam.export.checkpoint.files import read_files, with_global_tokens
 from tightbeam.export.options import ExportOptions
-from tightbeam.export.preparation import check_memory, run_size
+from tightbeam.export.preparation import check_memory_by_config, check_model, run_size, weight_itemsize
 from tightbeam.export.tables import megabytes, memory_table
 from tightbeam.graph_passes import PRESETS, same_for_all
 
@@ -42,11 +42,11 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     """
     files = with_global_tokens(read_files(model, (CONFIG_FILE, GENERATION_FILE)), options.global_tokens)
     choice = options.choice()
-    options.check_model(choice, files.sizes)
+    check_model(options, choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
     show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
     machine, origin = options.workload.machine(integers=run.has_integers)
-    weight_bytes, limit = options.weight_itemsize * weights.total, options.workload.memory_limit
+    weight_bytes, limit = weight_itemsize(options.precision) * weights.total, options.workload.memory_limit
     impossible = refusals_by_sizes(sizes, quantized_source=run.quantized_source)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
@@ -62,4 +62,4 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
         "Only an export tells whether the traced graphs allow a variant, and whether the\n"
         "guard gives a layer a safer cache."
     )
-    check_memory(files, choice, options, run)
+    check_memory_by_config(files, choice, options, run)

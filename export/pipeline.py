@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -40,9 +40,10 @@ from tightbeam.export.checkpoint.generation import check_settings, disable_sampl
 from tightbeam.export.checkpoint.image import check_image
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
+from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
-from tightbeam.export.options import Choice, ExportOptions
-from tightbeam.export.preparation import Preparation
+from tightbeam.export.options import ExportOptions
+from tightbeam.export.preparation import Preparation, check_memory, run_of, weight_itemsize
 from tightbeam.export.progress import STEPS
 from tightbeam.export.tables import caches_table, inexact_options, products_table
 from tightbeam.export.writing.bundle_files import write_files
@@ -243,21 +244,21 @@ def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) 
 
 
 def _check_memory(export: _Export, bytes_of_weights: int) -> None:
-    """Raise ExportError where weights and caches exceed the memory limit."""
-    export.options.check_memory(bytes_of_weights, export.plan, export.graphs.sizes, _run_size(export))
+    """Raise ExportError if weights and caches exceed the memory limit."""
+    limit = export.options.workload.memory_limit
+    check_memory(limit, bytes_of_weights, export.plan, export.graphs.sizes, _run_size(export))
 
 
 def _run_size(export: _Export) -> RunSize:
     """Sizes of the run that the options describe."""
-    checkpoint, options = export.checkpoint, export.options
-    whole = checkpoint.family.has_whole_source
-    run = options.workload.run_size(checkpoint.sizes, checkpoint.generation_config, options.itemsize, whole=whole)
-    return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
+    checkpoint = export.checkpoint
+    return run_of(export.options, checkpoint.family, checkpoint.sizes, checkpoint.generation_config)
 
 
 def _weight_bytes(export: _Export) -> int:
     """Bytes of the model's parameters in the bundle's precision; in int8 a lower bound."""
-    return int(export.options.weight_itemsize * sum(tensor.numel() for tensor in export.checkpoint.model.parameters()))
+    numbers = sum(tensor.numel() for tensor in export.checkpoint.model.parameters())
+    return int(weight_itemsize(export.options.precision) * numbers)
 
 
 def _lower_precision(export: _Export) -> None:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
+from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
+from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
-from tightbeam.export.options import Choice, ExportOptions
+from tightbeam.export.choice import DEFAULT, Choice
+from tightbeam.export.errors import ExportError
+from tightbeam.export.families.base import Family
+from tightbeam.export.options import ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
-from tightbeam.graph_passes import RunSize, same_for_all
+from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, passes_of, plan_bytes, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine
+from tightbeam.graph_passes.precision.lower_precision import itemsize
 
-__all__ = ["Preparation", "check_memory", "prepare", "run_size"]
+__all__ = [
+    "Preparation",
+    "check_memory",
+    "check_memory_by_config",
+    "check_model",
+    "prepare",
+    "run_of",
+    "run_size",
+    "weight_itemsize",
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ def prepare(
     BundleError
         The target cannot be written.
     """
-    options.check_rates()
+    _check_rates(options)
     creation_time()  # a wrong SOURCE_DATE_EPOCH is an error now
     texts = read_calibration(options.calibration) if options.calibration is not None else None
     choice = options.choice()
@@ -67,30 +84,91 @@ def prepare(
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
     files = with_global_tokens(read_files(model), options.global_tokens)
-    options.check_model(choice, files.sizes)
+    check_model(options, choice, files.sizes)
     run = run_size(files, options)
     check_whole(files)
-    check_memory(files, choice, options, run)
+    check_memory_by_config(files, choice, options, run)
     return Preparation(files, choice, target, texts)
 
 
+def _check_rates(options: ExportOptions) -> None:
+    """Raise ExportError for rates of a machine in an export that predicts no times."""
+    workload = options.workload
+    rates = workload.bandwidth_gb_s, workload.gflop_s, workload.gpu
+    if rates != (None, None, None) and options.choice().preset is not None:
+        raise ExportError(
+            "bandwidth, matrix rate and GPU are for --variant auto and --dry-run; leave them out, or pass one of these"
+        )
+
+
+def check_model(options: ExportOptions, choice: Choice, sizes: Sizes) -> None:
+    """Refuse what a model of these sizes cannot have, before it generates and is traced, which takes long.
+
+    Raises
+    ------
+    PassError
+        Kinds of cache that do not go together.
+    ExportError
+        A kind of cache that the model cannot have, calibration texts for an exact choice, or more new tokens than the
+        model has positions.
+    """
+    if choice.preset is not None:
+        plan = same_for_all(choice.preset, sizes.L, choice.reason)
+        passes_of(plan, decoder_only=sizes.decoder_only)
+        if reason := why_not(choice.preset, sizes):
+            raise ExportError(f"variant {choice.name} {reason}; use --variant {DEFAULT}")
+        if options.calibration is not None and options.is_exact and not needs_guard(plan):
+            raise ExportError(
+                f"--calibration is for what is measured, and variant {choice.name} is exact; leave it out"
+            )
+    if options.max_new_tokens is not None and options.max_new_tokens >= sizes.max_target:
+        raise ExportError(
+            f"max_new_tokens={options.max_new_tokens} and the start token exceed the model's {sizes.max_target} "
+            "positions; pass fewer"
+        )
+
+
 def run_size(files: CheckpointFiles, options: ExportOptions) -> RunSize:
-    """Sizes of the run that the options describe. Raises ExportError for a length that the model does not have."""
+    """Return the sizes of the run that the options describe, by a checkpoint's files.
+
+    Raises ExportError for a length that the model does not have.
+    """
     defaults = files.generation
     if options.max_new_tokens is not None:
         defaults = {**defaults, "max_new_tokens": options.max_new_tokens, "max_length": None}
     check_run_settings(settings_file(files.path), defaults)
-    run = options.workload.run_size(files.sizes, defaults, options.itemsize, whole=files.family.has_whole_source)
+    return run_of(options, files.family, files.sizes, defaults)
+
+
+def run_of(options: ExportOptions, family: Family, sizes: Sizes, defaults: Mapping[str, Any]) -> RunSize:
+    """Return the sizes of the run that the options describe, with a model's generation defaults."""
+    whole = family.has_whole_source
+    run = options.workload.run_size(sizes, defaults, itemsize(options.precision), whole=whole)
     return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 
-def check_memory(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
-    """Raise ExportError where the memory limit is too small by the numbers of the config, a lower bound of the real."""
-    weight_bytes = options.weight_itemsize * files.family.weights(files.declared).total
+def weight_itemsize(precision: str) -> int:
+    """Bytes of a number in products and embeddings; in int8, scales, biases and norms need more."""
+    return 1 if precision == "int8" else itemsize(precision)
+
+
+def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
+    """Raise ExportError if the memory limit is too small by the numbers of the config, a lower bound of the real."""
+    limit, weights = options.workload.memory_limit, files.family.weights(files.declared)
+    weight_bytes = weight_itemsize(options.precision) * weights.total
     if choice.preset is not None:
-        plan = same_for_all(choice.preset, files.sizes.L, "")
-        options.check_memory(weight_bytes, plan, files.sizes, run)
-    elif options.workload.memory_limit is not None:
-        counts, any_machine = files.family.weights(files.declared).products, Machine(1.0, 1.0, 1.0, 1.0, 1.0)
+        check_memory(limit, weight_bytes, same_for_all(choice.preset, files.sizes.L, ""), files.sizes, run)
+    elif limit is not None:
+        any_machine = Machine(1.0, 1.0, 1.0, 1.0, 1.0)
         impossible = refusals_by_sizes(files.sizes, quantized_source=run.quantized_source)
-        best_of(rank(files.sizes, counts, impossible, run, any_machine, weight_bytes, options.workload.memory_limit))
+        best_of(rank(files.sizes, weights.products, impossible, run, any_machine, weight_bytes, limit))
+
+
+def check_memory(limit: int | None, weight_bytes: int, plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> None:
+    """Raise ExportError if weights and the caches of a plan exceed the memory limit, in bytes."""
+    needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
+    if limit is not None and needed > limit:
+        raise ExportError(
+            f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; pass --variant auto, which takes "
+            "a variant that fits if there is one, or a smaller --batch-size"
+        )

@@ -13,7 +13,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.whisper_prompt import lacks_task
-from tightbeam.export.options import AUTO, DEFAULT
+from tightbeam.export.choice import AUTO, DEFAULT
 from tightbeam.export.tables import (
     caches_table,
     describe_products,

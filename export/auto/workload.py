@@ -1,19 +1,22 @@
-"""The workload of a bundle: samples, beams and tokens of a run, and memory and speed of its machine."""
+"""The workload of a bundle: samples, beams and tokens of a run, and memory and speed of its machine.
+
+What its methods need is imported inside them, so that ``export-model --help`` does not wait for it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tightbeam.export.auto.gpus import gpu_machine
-from tightbeam.export.auto.machine import this_machine
-from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
-from tightbeam.graph_passes import RunSize, Sizes
-from tightbeam.graph_passes.caches.cost import Machine
+from tightbeam.export.option import Option, check_options
+
+if TYPE_CHECKING:
+    from tightbeam.graph_passes import RunSize, Sizes
+    from tightbeam.graph_passes.caches.cost import Machine
 
 __all__ = ["Workload", "parse_bytes"]
 
@@ -22,53 +25,103 @@ TYPICAL_SOURCE = 512
 MOST_BYTES = 10**15
 
 
+def parse_bytes(text: str) -> int:
+    """Parse an amount of memory such as ``2GB``, ``1.5 GiB`` or ``7b`` to bytes. Raises ExportError."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b)\s*", text.lower())
+    unit = found.group(2) if found else ""
+    unit += "b" if unit and not unit.endswith("b") else ""
+    if found is None or (unit not in UNITS and unit != "b"):
+        raise ExportError(f"{text!r} is not an amount of memory; expected a number with a unit, such as 2GB or 512MiB")
+    count = Decimal(found.group(1)) * UNITS.get(unit, 1)  # in float 8.2MB would be 8,199,999 bytes
+    if not 1 <= count < MOST_BYTES:
+        raise ExportError(f"{text[:40]!r} is not an amount of memory; expected more than 0 and less than 1,000 TB")
+    return int(count)
+
+
+def _positive(name: str) -> Callable[[Workload], None]:
+    """Make the check of a number."""
+
+    def check(workload: Workload) -> None:
+        value = getattr(workload, name)
+        if value is not None and not 0 < value < 2**31:
+            raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
+
+    return check
+
+
+def _check_gpu(workload: Workload) -> None:
+    """Check that the GPU is known, and that it is given in place of rates."""
+    from tightbeam.export.auto.gpus import gpu_machine
+
+    if workload.gpu is not None:
+        if (workload.bandwidth_gb_s, workload.gflop_s) != (None, None):
+            raise ExportError("gpu has a bandwidth and a matrix rate of its own; leave those two out, or the GPU")
+        gpu_machine(workload.gpu)
+
+
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the runs that a bundle is made for, and the machine that runs it.
+    """Sizes of the runs that a bundle is made for, and the machine that runs it. Raises ExportError for wrong ones."""
 
-    Attributes
-    ----------
-    batch_size : int
-        Samples of a run.
-    num_beams : int or None
-        Beams of a sample; the checkpoint's by default.
-    source_length : int or None
-        Tokens of a source; 512 by default, or the model's limit where that is less.
-    new_tokens : int or None
-        Tokens of an output; the bundle's longest by default.
-    memory_limit : int or None
-        Upper bound on the bytes of weights and caches; none by default.
-    bandwidth_gb_s : float or None
-        Memory bandwidth of the serving machine; measured on this machine by default.
-    gflop_s : float or None
-        Matrix rate of the serving machine; measured on this machine by default.
-    gpu : str or None
-        Name of the serving machine's GPU, whose kernels' times in float16 are computed; in place of both rates.
-
-    Raises
-    ------
-    ExportError
-        A number is out of range.
-    """
-
-    batch_size: int = 8
-    num_beams: int | None = None
-    source_length: int | None = None
-    new_tokens: int | None = None
-    memory_limit: int | None = None
-    bandwidth_gb_s: float | None = None
-    gflop_s: float | None = None
-    gpu: str | None = None
+    batch_size: Annotated[
+        int,
+        Option("Samples of a run, for the reported cache, --variant auto and --memory-limit.", _positive("batch_size")),
+    ] = 8
+    num_beams: Annotated[
+        int | None,
+        Option(
+            "Beams of a run, for the same purposes as --batch-size; the checkpoint's by default.",
+            _positive("num_beams"),
+        ),
+    ] = None
+    source_length: Annotated[
+        int | None,
+        Option(
+            "Source tokens of a run, for the same purposes as --batch-size; by default the longest, at most 512.",
+            _positive("source_length"),
+        ),
+    ] = None
+    new_tokens: Annotated[
+        int | None,
+        Option(
+            "New tokens of a run, for the same purposes as --batch-size; by default the bundle's longest output.",
+            _positive("new_tokens"),
+        ),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        Option(
+            "Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails.",
+            parse=parse_bytes,
+        ),
+    ] = None
+    bandwidth_gb_s: Annotated[
+        float | None,
+        Option(
+            "Memory bandwidth of the serving machine in GB/s, for --variant auto and --dry-run; by default this "
+            "machine's, measured.",
+            _positive("bandwidth_gb_s"),
+        ),
+    ] = None
+    gflop_s: Annotated[
+        float | None,
+        Option(
+            "Matrix rate of the serving machine in GFLOP/s, for --variant auto and --dry-run; by default this "
+            "machine's, measured.",
+            _positive("gflop_s"),
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Option(
+            "GPU of the serving machine (H200, A100, L4, RTX 5090), for --variant auto and --dry-run with "
+            "--precision fp16: its rates, and the computed times of its kernels.",
+            _check_gpu,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_beams", "source_length", "new_tokens", "bandwidth_gb_s", "gflop_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 2**31:
-                raise ExportError(f"{name}={value} is out of range; expected more than 0 and less than {2**31:,}")
-        if self.gpu is not None:
-            if (self.bandwidth_gb_s, self.gflop_s) != (None, None):
-                raise ExportError("gpu has a bandwidth and a matrix rate of its own; leave those two out, or the GPU")
-            gpu_machine(self.gpu)
+        check_options(self)
 
     def run_size(self, sizes: Sizes, defaults: Mapping[str, Any], itemsize: int = 4, *, whole: bool = False) -> RunSize:
         """Sizes of the run, with the checkpoint's defaults for what is not given.
@@ -92,8 +145,11 @@ class Workload:
         Raises
         ------
         ExportError
-            A length exceeds the model's positions, or is not the one that sources have.
+            A length exceeds the model's positions, or differs from the one length that sources have.
         """
+        from tightbeam.export.checkpoint.config import longest_output
+        from tightbeam.graph_passes import RunSize
+
         for name, length, limit in (
             ("source_length", self.source_length, sizes.max_source),
             ("new_tokens", self.new_tokens, sizes.max_target),
@@ -129,6 +185,10 @@ class Workload:
         str
             Where the numbers come from, in words.
         """
+        from tightbeam.export.auto.gpus import gpu_machine
+        from tightbeam.export.auto.machine import this_machine
+        from tightbeam.graph_passes.caches.cost import Machine
+
         if self.gpu is not None:
             return gpu_machine(self.gpu), f"{self.gpu}, computed from its kernels' machine code"
         if self.bandwidth_gb_s is not None and self.gflop_s is not None and not integers:
@@ -137,16 +197,3 @@ class Workload:
         bandwidth = here.machine.bandwidth if self.bandwidth_gb_s is None else self.bandwidth_gb_s * 1e9
         rate = here.machine.rate if self.gflop_s is None else self.gflop_s * 1e9
         return replace(here.machine, bandwidth=bandwidth, rate=rate), here.origin()
-
-
-def parse_bytes(text: str) -> int:
-    """Parse an amount of memory such as ``2GB``, ``1.5 GiB`` or ``7b`` to bytes. Raises ExportError."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?b?|b)\s*", text.lower())
-    unit = found.group(2) if found else ""
-    unit += "b" if unit and not unit.endswith("b") else ""
-    if found is None or (unit not in UNITS and unit != "b"):
-        raise ExportError(f"{text!r} is not an amount of memory; expected a number with a unit, such as 2GB or 512MiB")
-    count = Decimal(found.group(1)) * UNITS.get(unit, 1)  # in float 8.2MB would be 8,199,999 bytes
-    if not 1 <= count < MOST_BYTES:
-        raise ExportError(f"{text[:40]!r} is not an amount of memory; expected more than 0 and less than 1,000 TB")
-    return int(count)

@@ -20,7 +20,7 @@ from tightbeam.export.auto.gpus import RATES, gpu_machine
 from tightbeam.export.auto.machine import Measurement, cache_file, this_machine
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload, parse_bytes
-from tightbeam.export.options import choose
+from tightbeam.export.choice import choose
 from tightbeam.graph_passes import PRESETS, ModelGraphs, RunSize, Sizes, plan_bytes, presets_of, rewrite, same_for_all
 from tightbeam.graph_passes.caches.cost import Machine, Work, count_weights, encoder_work, predict, step_work
 

@@ -6,6 +6,7 @@ A page asks for one with a line of its own, such as ``<!-- made from the code: c
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ import typer
 
 from tightbeam.deploy.generation import fields
 from tightbeam.deploy.serving.backend import metrics
+from tightbeam.export.option import settings_of
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT
 from tools.docs.pages import ROOT
@@ -103,6 +105,18 @@ def _settings(table: str) -> str:
     return _table(("setting", "accepted values"), rows)
 
 
+def _keywords(record: str) -> str:
+    """The options of a record, named as keywords of the function that takes them."""
+    module, _, name = record.rpartition(".")
+    rows = []
+    for setting in settings_of(getattr(importlib.import_module(module), name)):
+        kind = inspect.formatannotation(setting.type).replace("os.PathLike", "PathLike")
+        rows.append(
+            (_code(setting.name), _escaped(setting.meaning), _code(kind).replace("|", "\\|"), _value(setting.default))
+        )
+    return _table(("keyword", "meaning", "type", "default"), rows)
+
+
 def _value(value: object) -> str:
     return _code(repr(value))
 
@@ -133,6 +147,7 @@ def _metrics(_: str) -> str:
 
 TABLES: Mapping[str, Callable[[str], str]] = {
     "command": _command,
+    "keywords": _keywords,
     "settings": _settings,
     "operator": _operator,
     "metrics": _metrics,

@@ -15,8 +15,8 @@ from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy.reference import make_reference
+from tightbeam.export.choice import DEFAULT
 from tightbeam.export.errors import InexactError
-from tightbeam.export.options import DEFAULT
 from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.model import Sizes
 

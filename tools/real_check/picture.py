@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tightbeam.export.options import DEFAULT
+from tightbeam.export.choice import DEFAULT
 from tools.bench.pictures import draw_peers
 from tools.real_check.check import Report
 from tools.real_check.speed import ALONE, TOGETHER, Speed

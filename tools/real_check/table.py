@@ -7,7 +7,7 @@ from datetime import date
 from os import cpu_count
 
 from tightbeam.deploy.console import counted
-from tightbeam.export.options import DEFAULT
+from tightbeam.export.choice import DEFAULT
 from tools.bench.peers.table import processor
 from tools.real_check.check import Quality, Report, Result
 from tools.real_check.outcome import WINDOWED, Counts
