@@ -1,8 +1,10 @@
-"""Fetches the headers of ONNX Runtime and prints the folder that holds them.
+"""Fetch the headers of ONNX Runtime and print their folder, which is in the user's cache.
 
-From Debian's ``libonnxruntime-dev``, through a Debian mirror of the machine's own apt sources, whose signature is
-checked where it can be; else from ONNX Runtime's release archive. The folder is kept in the user's cache.
-Standard library only, since it runs inside the build. Proxies and certificates: the usual environment variables.
+They come from Debian's package ``libonnxruntime-dev``, through a Debian mirror of the machine's apt sources, or else
+from ONNX Runtime's release archive. The mirror's signature is checked if the machine has gpgv and Debian's keys.
+
+The script runs inside the build, so it uses only the standard library. Proxies and certificates are set by the usual
+environment variables.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from pathlib import Path
 PACKAGE = "libonnxruntime-dev"
 HEADER = "onnxruntime_c_api.h"
 SUITES = ("trixie", "sid")
-"""The Debian releases that have the package, the stable one first."""
+"""Debian releases that have the package, the stable one first."""
 ARCHITECTURES = {"x86_64": ("amd64", "x64"), "aarch64": ("arm64", "aarch64")}
-"""Machine -> its name in Debian's archive and in the release archive's."""
+"""Machine -> its names in Debian's archive and in the release archive."""
 RELEASE = "1.18.1"
 RELEASE_URL = (
     "https://github.com/microsoft/onnxruntime/releases/download/v{version}/onnxruntime-linux-{arch}-{version}.tgz"
@@ -38,11 +40,11 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class FetchError(Exception):
-    """Failure of one source of the headers; the message is the reason."""
+    """A source of the headers failed; the message gives the reason."""
 
 
 def debian_mirrors(apt: Path) -> list[str]:
-    """Addresses of Debian mirrors in the files of /etc/apt, one-line and deb822 form."""
+    """Addresses of the Debian mirrors in the sources of a folder like /etc/apt, in one-line and deb822 form."""
     found: list[str] = []
     for path in sorted([*apt.glob("sources.list"), *apt.glob("sources.list.d/*.list")]):
         for line in path.read_text(errors="replace").splitlines():
@@ -66,7 +68,7 @@ def download(url: str) -> bytes:
 
 
 def signed_text(mirror: str, suite: str) -> str:
-    """The suite's InRelease file. Its signature is checked; without gpgv or a keyring the mirror must be https."""
+    """The suite's InRelease file, with its signature checked. Without gpgv or a keyring, the mirror must use https."""
     data = download(f"{mirror}/dists/{suite}/InRelease")
     if shutil.which("gpgv") and KEYRING.is_file():
         with tempfile.NamedTemporaryFile() as file:
@@ -76,7 +78,7 @@ def signed_text(mirror: str, suite: str) -> str:
         if "Good signature" not in checked.stderr:
             raise FetchError(f"{mirror} {suite}: no good signature on InRelease by a key of {KEYRING}")
     elif not mirror.startswith("https:"):
-        raise FetchError(f"{mirror}: no https, and no gpgv or {KEYRING} to check signatures with")
+        raise FetchError(f"{mirror}: no https, and gpgv or {KEYRING} is missing, so its signature cannot be checked")
     return data.decode()
 
 
@@ -87,7 +89,7 @@ def checked(data: bytes, sha256: str, name: str) -> bytes:
 
 
 def from_debian(mirror: str, suite: str, architecture: str) -> dict[str, bytes]:
-    """Name -> text of the package's headers."""
+    """Name -> text of each header in the package."""
     index = f"main/binary-{architecture}/Packages.xz"
     entry = re.search(rf"^ ([0-9a-f]{{64}}) +\d+ {index}$", signed_text(mirror, suite), re.MULTILINE)
     if entry is None:
@@ -103,7 +105,7 @@ def from_debian(mirror: str, suite: str, architecture: str) -> dict[str, bytes]:
 
 
 def deb_member(package: bytes, prefix: str) -> bytes:
-    """A member of a .deb, which is an ar archive: 60 bytes of header each, padded to even sizes."""
+    """A member of a .deb, an ar archive whose members have 60 bytes of header each and are padded to even sizes."""
     offset = len(b"!<arch>\n")
     while offset + 60 <= len(package):
         name = package[offset : offset + 16].decode().strip()
@@ -120,7 +122,7 @@ def from_release(architecture: str) -> dict[str, bytes]:
 
 
 def headers(archive: io.BytesIO) -> Iterator[tuple[str, bytes]]:
-    """The headers beside onnxruntime_c_api.h, which later versions of it include."""
+    """onnxruntime_c_api.h, and the headers beside it, which its later versions include."""
     with tarfile.open(fileobj=archive) as tar:
         for member in tar:
             path = Path(member.name)
@@ -147,7 +149,7 @@ def api_version(header: bytes) -> int:
 
 
 def fetch(folder: Path, oldest_api: int, apt: Path) -> None:
-    """Fill ``folder``, which appears complete or not at all. Raises FetchError with a reason for each source."""
+    """Make ``folder``, complete or not at all. Raises FetchError with a reason for each source that failed."""
     failures = []
     for name, source in sources(apt):
         try:

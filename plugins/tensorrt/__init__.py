@@ -1,12 +1,13 @@
 """TensorRT plugins of the operators, for ``tensorrt`` and ``tensorrt_rtx``.
 
 ====================  ==================================================================================================
-``distribution``      which TensorRT is installed, and all that differs between the two
+``distribution``      the installed TensorRT, and the differences between the two
 ``shapes``            shapes of an operator's outputs
-``native``            ``libtightbeam_tensorrt.so``: the kernels that a call launches
-``compiler``          NVRTC, and the compiled kernels on disk
+``native``            ``libtightbeam_tensorrt.so``, which plans the kernels of a call
+``compiler``          NVRTC, and compiled kernels on disk
 ``launcher``          launches kernels on a GPU
-``plugin``            the plugin of any operator, over all of these
+``plugin``            the plugin of any operator, on top of all of these
+``ahead``             the kernels of an engine, found when it is built
 ``runtime``           an engine file, loaded and ready to run
 ====================  ==================================================================================================
 

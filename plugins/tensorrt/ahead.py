@@ -1,7 +1,7 @@
-"""The kernels that an engine may start, found while it is built, without a GPU and for runs of any size.
+"""The kernels that an engine may launch in runs of any size, found without a GPU when the engine is built.
 
-TensorRT asks each plugin for the workspace of its largest shapes. The call is noted then, with its smallest and largest
-shapes, and planned for many sizes between them and for GPUs of several sizes.
+TensorRT asks each plugin for the workspace of its largest shapes. The plugin then records the call, with its smallest
+and largest shapes, and the call is planned for many sizes between them and for GPUs of several sizes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SHARED_BYTES = {"75": 64 * KB, "80": 163 * KB, "87": 163 * KB, "90": 227 * KB, "
 """Shared memory that a block may have, by compute capability (CUDA programming guide, technical specifications)."""
 OTHER_SHARED_BYTES = 99 * KB
 MULTIPROCESSORS = (16, 64, 160)
-"""The splits of a source depend on them."""
+"""Numbers of multiprocessors to plan for: a source is split by them."""
 STEPPED = ("B", "M", "N")
-"""Letters whose sizes choose between kernels; of the others the smallest and the largest are enough."""
+"""Letters whose sizes decide which kernel runs. Of other letters, the smallest and the largest size are enough."""
 ADDRESS = 1 << 20
 
 profiled_calls: set[ProfiledCall] = set()
-"""Calls of the plugins of engines that were built since it was last cleared."""
+"""Calls of plugins in the engines that were built since this set was last cleared."""
 
 
 class ProfiledTensor(NamedTuple):
-    """A tensor of a call: its name, smallest and largest shape."""
+    """A tensor of a call: its name, its smallest and its largest shape."""
 
     name: str
     least: tuple[int, ...]
@@ -49,11 +49,11 @@ class ProfiledCall:
     Attributes
     ----------
     operator, float_type
-        Arguments of ``plan``.
+        Name of the operator, and one of ``FLOAT_TYPES``.
     attributes
-        Values by name.
+        Pairs of name and value.
     inputs, outputs
-        The tensors that it has.
+        The tensors that the node has.
     """
 
     operator: str
@@ -63,7 +63,13 @@ class ProfiledCall:
     outputs: tuple[ProfiledTensor, ...]
 
     def shapes(self) -> Iterator[tuple[Shapes, Shapes]]:
-        """Return shapes of inputs and outputs by name: the smallest, the largest, and many between them."""
+        """List the smallest shapes of the call, the largest, and many between them.
+
+        Yields
+        ------
+        tuple of dict
+            Shapes of the inputs and of the outputs, by name.
+        """
         operator, tensors = OPERATORS[self.operator], (*self.inputs, *self.outputs)
         least = {tensor.name: tensor.least for tensor in tensors}
         most = {tensor.name: tensor.most for tensor in tensors}
@@ -86,20 +92,25 @@ class ProfiledCall:
 
 
 def _between(letter: str, least: int, most: int) -> list[int]:
-    """Return sizes of a letter: both ends, and the powers of two between them where they choose between kernels."""
+    """Sizes of a letter to plan for: both ends, and the powers of two between them if the size decides the kernel."""
     powers = [1 << power for power in range(most.bit_length())] if letter in STEPPED else []
     return sorted({least, most, *(size for size in powers if least < size < most)})
 
 
 def kernels_of(calls: Iterable[ProfiledCall], capability: str) -> list[tuple[str, str]]:
-    """Return (folder, kernel) of all kernels that calls may start on a GPU.
+    """Find all kernels that the calls of an engine may launch on a kind of GPU.
 
     Parameters
     ----------
     calls
-        The calls of an engine.
+        The calls of the engine.
     capability
-        Compute capability of the GPU.
+        Compute capability of the GPU, such as "80".
+
+    Returns
+    -------
+    list of tuple
+        Folder of the operator and name of the kernel, sorted.
     """
     shared = SHARED_BYTES.get(capability, OTHER_SHARED_BYTES)
     gpus = [Gpu(multiprocessors, shared, int(capability)) for multiprocessors in MULTIPROCESSORS]
@@ -111,14 +122,14 @@ def kernels_of(calls: Iterable[ProfiledCall], capability: str) -> list[tuple[str
             for gpu in gpus:
                 try:
                     planned = plan(call.operator, call.float_type, inputs, outputs, dict(call.attributes), gpu, ADDRESS)
-                except TensorRTError:  # the smallest of one size with the largest of another, which no run has
+                except TensorRTError:  # sizes that contradict one another, so no run has them
                     continue
                 found |= {(operator.folder, kernel.name) for kernel in planned.kernels}
     return sorted(found)
 
 
 def _placed(operator: Operator, inputs: Shapes, outputs: Shapes) -> tuple[dict[str, TensorAt], dict[str, TensorAt]]:
-    """Tensors at addresses as aligned as TensorRT's, which are never read."""
+    """Place tensors at addresses that are aligned like TensorRT's and are never read."""
     before, after = (
         {name: TensorAt(shape, ADDRESS * (first + i)) for i, (name, shape) in enumerate(given.items())}
         for first, given in ((2, inputs), (2 + len(inputs), outputs))

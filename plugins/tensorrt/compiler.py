@@ -1,4 +1,4 @@
-"""NVRTC: one kernel of an operator's ``kernel_cuda.cuh`` for one GPU, compiled once and cached on disk."""
+"""The compiler of the CUDA kernels, NVRTC: it compiles a kernel once for each kind of GPU, and caches it on disk."""
 
 from __future__ import annotations
 
@@ -19,30 +19,64 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 __all__ = ["CACHE", "CompiledKernel", "cache_folder", "carry_kernels", "compile_kernel", "write_carried"]
 
 CACHE = "TIGHTBEAM_CACHE"
-"""Environment variable: folder for compiled kernels, in place of ``~/.cache/tightbeam``."""
+"""Environment variable: the folder for compiled kernels, in place of ``~/.cache/tightbeam``."""
 SOURCES = Path(__file__).parent.parent
 OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """``symbol``: the kernel's name in ``cubin``."""
+    """A compiled kernel.
+
+    Attributes
+    ----------
+    symbol
+        The kernel's mangled name in the machine code.
+    cubin
+        The machine code.
+    """
 
     symbol: str
     cubin: bytes
 
 
 _carried: dict[str, Path] = {}
-"""Files of kernels that engines carry, by key."""
+"""Files of compiled kernels that engines carry, by key."""
 
 
 def carry_kernels(files: Iterable[Path]) -> None:
-    """Let ``compile_kernel`` read kernels from files that ``write_carried`` wrote."""
+    """Let ``compile_kernel`` use the compiled kernels that an engine carries.
+
+    Parameters
+    ----------
+    files
+        Files that ``write_carried`` wrote.
+    """
     _carried.update({path.stem: path for path in files})
 
 
 def write_carried(folder: Path, operator: str, name: str, capability: str) -> Path:
-    """Compile a kernel, as ``compile_kernel`` does, into a file named by its key. Raises OSError as well."""
+    """Compile a kernel for an engine to carry.
+
+    Parameters
+    ----------
+    folder
+        Folder of the file to write.
+    operator, name, capability
+        As in :func:`compile_kernel`.
+
+    Returns
+    -------
+    Path
+        The file, which is named by the kernel's key.
+
+    Raises
+    ------
+    TensorRTError
+        As in :func:`compile_kernel`.
+    OSError
+        The file cannot be written.
+    """
     path = folder / f"{_key(operator, name, capability, _major(_version(_nvrtc())))}.cubin"
     path.write_bytes(_content(compile_kernel(operator, name, capability)))
     return path
@@ -51,8 +85,9 @@ def write_carried(folder: Path, operator: str, name: str, capability: str) -> Pa
 def compile_kernel(operator: str, name: str, capability: str, *, anew: bool = False) -> CompiledKernel:
     """Read a kernel from an engine's folder or from the cache on disk, or compile it.
 
-    A file serves if its operator's sources, the kernel, its compute capability, the compiler's options and the version
-    of CUDA are the same: the major version for a file of an engine, which needs no NVRTC, else NVRTC's.
+    A file is used if it was made for the same kernel, sources, compute capability, compiler options and version of
+    CUDA. For an engine's file, which needs no NVRTC, that is the major version of the CUDA bindings; for a file of the
+    cache, it is NVRTC's version.
 
     Parameters
     ----------
@@ -63,7 +98,12 @@ def compile_kernel(operator: str, name: str, capability: str, *, anew: bool = Fa
     capability
         Compute capability, such as "80".
     anew
-        Read no engine's file.
+        True to ignore the files of engines.
+
+    Returns
+    -------
+    CompiledKernel
+        The machine code, and the kernel's name in it.
 
     Raises
     ------
@@ -86,8 +126,14 @@ def compile_kernel(operator: str, name: str, capability: str, *, anew: bool = Fa
 
 
 def cache_folder() -> Path | None:
-    """Folder of compiled kernels: ``$TIGHTBEAM_CACHE/kernels``, else below ``$XDG_CACHE_HOME`` or ``~/.cache``; None
-    for a user without a home."""
+    """Find the folder of the cache on disk.
+
+    Returns
+    -------
+    Path or None
+        ``$TIGHTBEAM_CACHE/kernels``, else ``tightbeam/kernels`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. None for a user
+        without a home folder.
+    """
     if named := os.environ.get(CACHE):
         return Path(named) / "kernels"
     try:
@@ -139,7 +185,7 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except Exception as error:  # a package that lacks its library raises its own kinds
+    except Exception as error:  # a package without its library raises exceptions of its own
         raise TensorRTError(f"NVRTC, which compiles the kernels, cannot be loaded ({error}); {INSTALL}") from error
     return nvrtc
 
@@ -151,7 +197,7 @@ def _version(nvrtc: Any) -> str:
 
 @functools.cache
 def _cuda_headers() -> Path:
-    """The folder with cuda_fp16.h."""
+    """Folder that has cuda_fp16.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     found = find_nvidia_header_directory("cudart")
@@ -162,7 +208,7 @@ def _cuda_headers() -> Path:
 
 @functools.cache
 def _key(operator: str, name: str, capability: str, version: str) -> str:
-    """Digest of everything that the result depends on."""
+    """Hash of everything that the compiled kernel depends on."""
     digest = hashlib.sha256(repr((operator, name, capability, version, OPTIONS)).encode())
     for included, content in sorted(_headers_of(operator).items()):
         digest.update(included.encode() + b"\0" + content + b"\0")
@@ -170,7 +216,7 @@ def _key(operator: str, name: str, capability: str, version: str) -> str:
 
 
 def _headers_of(operator: str) -> dict[str, bytes]:
-    """The headers below ``plugins`` that an operator's kernels include, one through another, and their contents."""
+    """Headers below ``plugins`` that an operator's kernels include, directly or indirectly, and their contents."""
     found: dict[str, bytes] = {}
     waiting = [f"ops/{operator}/kernel_cuda.cuh"]
     while waiting:
@@ -182,11 +228,11 @@ def _headers_of(operator: str) -> dict[str, bytes]:
     return found
 
 
-# A file is a line with the symbol and the SHA-256 of the rest, and the rest.
+# A file begins with a line that has the symbol and the SHA-256 of the machine code, which follows.
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """Read a cached kernel; None where there is none, or the file is not whole."""
+    """Read a file of a compiled kernel; None if it is missing or damaged."""
     try:
         head, _, cubin = path.read_bytes().partition(b"\n")
     except OSError:
@@ -202,7 +248,7 @@ def _content(found: CompiledKernel) -> bytes:
 
 
 def _write(path: Path, found: CompiledKernel) -> None:
-    """Replace the file at once, so that no process reads half of it; a cache that cannot be written is no error."""
+    """Write a file in one step, so that no process reads half of it. A cache that cannot be written is ignored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

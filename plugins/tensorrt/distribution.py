@@ -1,4 +1,4 @@
-"""The installed distribution of TensorRT, ``tensorrt`` or else ``tensorrt_rtx``, and all that differs between them."""
+"""The installed distribution of TensorRT, ``tensorrt`` or ``tensorrt_rtx``, and the differences between the two."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 __all__ = ["CURRENT", "INSTALL", "TensorRT", "gpu_capability", "in_order", "load_tensorrt"]
 
 CURRENT = "current"
-"""The capability of the GPU of this machine."""
+"""Stands for the compute capability of this machine's GPU."""
 TURING = "75"
-HOPPER = "; an H100 or H200 (90) needs plain tensorrt, on a machine that has one"
+HOPPER = "; an H100 or H200 (90) needs the package tensorrt, on a machine with that GPU"
 INSTALL = "pip install 'tightbeam[tensorrt]'"
 log = logging.getLogger(__name__)
 
 
 def in_order(capabilities: Sequence[str]) -> list[str]:
-    """Sort compute capabilities, the smallest first; "8.0", "sm_80" and "sm80" become "80"."""
+    """Sort compute capabilities.
+
+    Parameters
+    ----------
+    capabilities
+        Such as "80", "8.0", "sm_80" or "sm80", which all mean the same.
+
+    Returns
+    -------
+    list of str
+        In the form "80", the smallest first.
+    """
     names = [re.sub(r"^(?:sm_?)?(\d+)\.?(\d)$", r"\1\2", name.strip().lower()) for name in capabilities]
     return sorted(names, key=lambda name: (len(name), name))
 
@@ -40,9 +51,9 @@ class TensorRT:
     trt
         The Python module.
     distribution
-        Name of the distribution, ``tensorrt`` or ``tensorrt_rtx``.
+        ``tensorrt`` or ``tensorrt_rtx``.
     errors
-        The last errors that TensorRT logged, a line each.
+        The last errors that TensorRT logged, each in one line.
     """
 
     trt: Any
@@ -59,14 +70,14 @@ class TensorRT:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Compute capabilities that an engine can be built for on any machine: "80", "120"."""
+        """Compute capabilities for which an engine can be built on any machine, such as "80" and "120"."""
         if not self.is_rtx:
             return ()
         members = getattr(self.trt.ComputeCapability, "__members__", {})
         return tuple(sorted((name[2:] for name in members if name.startswith("SM")), key=int))
 
     def resolve_capabilities(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """Check the capabilities to build an engine for.
+        """Check the compute capabilities for which an engine is to be built.
 
         Parameters
         ----------
@@ -76,7 +87,7 @@ class TensorRT:
         Returns
         -------
         tuple of str
-            The capabilities, with the GPU's own in place of "current".
+            The capabilities. The GPU's own takes the place of "current".
 
         Raises
         ------
@@ -95,10 +106,10 @@ class TensorRT:
                 reason = (
                     f"TensorRT-RTX {self.version} has {', '.join(self.capabilities)}"
                     if self.is_rtx
-                    else f"TensorRT {self.version} builds for the GPU of this machine alone"
+                    else f"TensorRT {self.version} builds only for the GPU of this machine"
                 )
                 raise TensorRTError(
-                    f"compute capability {capability!r} cannot be built for: {reason}; pass one of "
+                    f"no engine can be built for compute capability {capability!r}: {reason}; pass one of "
                     f"{', '.join(buildable)}{HOPPER if self.is_rtx and capability == '90' else ''}"
                 )
         if CURRENT in wanted and len(wanted) > 1:
@@ -119,7 +130,20 @@ class TensorRT:
         return (found,)
 
     def check_precision(self, capabilities: Sequence[str], precision: str) -> None:
-        """Raise TensorRTError for a precision in which a GPU cannot multiply."""
+        """Check that GPUs can multiply in a precision.
+
+        Parameters
+        ----------
+        capabilities
+            Compute capabilities of the GPUs.
+        precision
+            The precision of the bundle, such as "fp16".
+
+        Raises
+        ------
+        TensorRTError
+            TensorRT has no products in this precision for one of the GPUs.
+        """
         if self.is_rtx and TURING in capabilities and precision != "fp16":
             raise TensorRTError(
                 f"compute capability {TURING} has no products in {precision} in TensorRT-RTX; take --precision fp16, "
@@ -128,7 +152,7 @@ class TensorRT:
 
     @property
     def types(self) -> dict[str, Any]:
-        """TensorRT's types of numbers, by their names in numpy."""
+        """TensorRT's data types, by their names in numpy."""
         kinds = self.trt.DataType
         return {
             "float32": kinds.FLOAT,
@@ -141,17 +165,20 @@ class TensorRT:
 
     @property
     def logger(self) -> Any:
-        """Logger that passes TensorRT's messages to Python's logging, a line each, and errors to ``errors`` as well."""
+        """Logger that sends TensorRT's messages to Python's logging, each in one line, and errors to ``errors`` too."""
         return _logger(self)
 
     def network(self, builder: Any) -> Any:
-        """A new network whose types are those of the graph."""
+        """Create a network that keeps the data types of the graph."""
         flags = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         return builder.create_network(0 if flags is None else 1 << int(flags))
 
     def configure(self, builder: Any, capabilities: Sequence[str]) -> Any:
-        """A builder's configuration: targets, float32 that is float32, outputs of plugins in the memory of their
-        inputs, and memory that is there before anything runs, which CUDA graphs need."""
+        """Create a builder's configuration for GPUs of some compute capabilities.
+
+        Products of float32 are not rounded to TF32. Plugins may write outputs into the memory of their inputs. Memory
+        is allocated before a run, as CUDA graphs need.
+        """
         config = builder.create_builder_config()
         config.clear_flag(self.trt.BuilderFlag.TF32)
         config.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -164,28 +191,30 @@ class TensorRT:
         return config
 
     def create_context(self, engine: Any) -> Any:
-        """An execution context whose kernels stay the same, so that a CUDA graph of them does; None where TensorRT
-        cannot make one."""
+        """Create an execution context whose kernels never change, so that a CUDA graph of them stays valid.
+
+        Return None if TensorRT cannot create it.
+        """
         if not self.is_rtx:
             return engine.create_execution_context()
         config = engine.create_runtime_config()
         config.dynamic_shapes_kernel_specialization_strategy = (
-            self.trt.DynamicShapesKernelSpecializationStrategy.NONE  # others change them while it runs
+            self.trt.DynamicShapesKernelSpecializationStrategy.NONE  # other strategies replace kernels during runs
         )
         return engine.create_execution_context(config)
 
     def can_be_captured(self, context: Any, stream: int) -> bool:
-        """Return True where a CUDA graph can capture the work that ``context`` enqueues."""
+        """Return True if a CUDA graph can capture the work that ``context`` enqueues."""
         return bool(context.is_stream_capturable(stream)) if self.is_rtx else True
 
 
 @functools.cache
 def _logger(found: TensorRT) -> Any:
-    """The one logger of the process, as TensorRT requires."""
+    """The logger, of which TensorRT requires a single one in a process."""
     trt = found.trt
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
-        trt.ILogger.Severity.ERROR: logging.INFO,  # the caller raises an error with it
+        trt.ILogger.Severity.ERROR: logging.INFO,  # the caller raises an exception with it
         trt.ILogger.Severity.WARNING: logging.INFO,
     }
 
@@ -203,12 +232,17 @@ def _logger(found: TensorRT) -> Any:
 
 @functools.cache
 def load_tensorrt() -> TensorRT:
-    """Import the installed TensorRT, ``tensorrt`` before ``tensorrt_rtx``.
+    """Import the installed TensorRT: ``tensorrt``, else ``tensorrt_rtx``.
+
+    Returns
+    -------
+    TensorRT
+        The distribution that was found.
 
     Raises
     ------
     TensorRTError
-        There is none, or it cannot be loaded.
+        Neither is installed, or neither can be loaded.
     """
     failures = []
     for distribution, module in (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx_bindings")):
@@ -216,25 +250,25 @@ def load_tensorrt() -> TensorRT:
             if distribution == "tensorrt_rtx":
                 importlib.import_module("tensorrt_rtx_libs")
             trt = importlib.import_module(module)
-            if not hasattr(trt, "Builder"):  # a folder that is called so, or a package without its library
+            if not hasattr(trt, "Builder"):  # a folder of that name, or a package without its library
                 raise ImportError(f"{module} has no Builder")
-        except Exception as error:  # packages without their libraries raise all kinds
+        except Exception as error:  # packages without their libraries raise exceptions of all kinds
             failures.append(f"{distribution}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
         found = TensorRT(trt, distribution)
         if found.is_rtx:
             _provide_library_name()
         return found
-    raise TensorRTError(f"there is no TensorRT here ({'; '.join(failures)}); {INSTALL}, or install tensorrt")
+    raise TensorRTError(f"TensorRT cannot be loaded ({'; '.join(failures)}); {INSTALL}, or install tensorrt")
 
 
 def _provide_library_name() -> None:
-    """Let TensorRT-RTX's parser find its own library: else the process is aborted at the first plugin."""
+    """Let TensorRT-RTX's parser find its own library. Otherwise it aborts the process at the first plugin."""
     path = rtx_name_library()
     if path is None:
         raise TensorRTError(
-            "libtensorrt_rtx_name.so is missing, without which TensorRT-RTX aborts the process at the first plugin: it "
-            "was not compiled. Install a C++ compiler (GCC 12 or newer, or Clang) and then tightbeam again"
+            "libtensorrt_rtx_name.so was not compiled, and TensorRT-RTX aborts the process without it. "
+            "Install a C++ compiler (GCC 12 or newer, or Clang) and then tightbeam again"
         )
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
@@ -244,9 +278,14 @@ MAJOR, MINOR = 75, 76
 
 
 def gpu_capability() -> str | None:
-    """Compute capability of the first GPU, such as "90"; None where there is no driver or no GPU.
+    """Ask the driver for the compute capability of the first GPU.
 
-    The driver is asked directly, since TensorRT may abort where there is none.
+    TensorRT is not asked, since it may abort the process if there is no GPU.
+
+    Returns
+    -------
+    str or None
+        Such as "90"; None without a driver or a GPU.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -6,4 +6,4 @@ __all__ = ["TensorRTError"]
 
 
 class TensorRTError(RuntimeError):
-    """Failure of TensorRT, CUDA or a plugin: one line with what was wrong, what was expected, and the fix."""
+    """Failure of TensorRT, CUDA or a plugin, in one line: what was wrong, what was expected, and the fix."""

@@ -1,4 +1,4 @@
-"""Launch the kernels of a plan on a GPU: compiled by NVRTC, loaded once, enqueued on TensorRT's stream."""
+"""The launcher of a plan's kernels on a GPU: NVRTC compiles each kernel, and it is loaded once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 __all__ = ["CudaLauncher", "Launcher", "default_launcher"]
 
 FREE_SHARED_BYTES = 48 * 1024
-"""Shared memory of a block that needs no attribute of the kernel."""
+"""Shared memory that a block may use without an attribute of the kernel."""
 
 
 class Launcher(Protocol):
@@ -21,33 +21,52 @@ class Launcher(Protocol):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that plans are made for."""
+        """The GPU to plan for."""
         ...
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
-        """Enqueue a kernel of ``plugins/ops/<folder>``. Raises TensorRTError where that fails."""
+        """Enqueue a kernel.
+
+        Parameters
+        ----------
+        folder
+            Folder of the operator below ``plugins/ops``.
+        kernel
+            The kernel, as the current plan of this thread has it.
+        stream
+            Address of the CUDA stream.
+
+        Raises
+        ------
+        TensorRTError
+            The kernel cannot be compiled, loaded or launched.
+        """
         ...
 
 
 @functools.cache
 def default_launcher() -> Launcher:
-    """Launcher on the GPU of this thread. Raises TensorRTError where there is none."""
+    """Create the launcher on the current GPU, once in a process. Raises TensorRTError if there is no GPU."""
     return CudaLauncher()
 
 
 class CudaLauncher:
-    """Launcher on the current GPU. Raises TensorRTError where there is none."""
+    """Launcher on the current GPU.
+
+    Raises
+    ------
+    TensorRTError
+        ``cuda.bindings``, a GPU or its driver is missing.
+    """
 
     def __init__(self) -> None:
         try:
             from cuda.bindings import driver
         except ImportError as error:
-            raise TensorRTError(
-                f"cuda.bindings, which launches the kernels, is missing ({error}); {INSTALL}"
-            ) from error
+            raise TensorRTError(f"the kernels cannot be launched without cuda.bindings ({error}); {INSTALL}") from error
         self._driver = driver
-        if gpu_capability() is None:  # without a driver the bindings raise kinds of their own
-            raise TensorRTError("the kernels need a GPU, and this machine has none, or no driver for it")
+        if gpu_capability() is None:  # without a driver, the bindings raise exceptions of their own
+            raise TensorRTError("the kernels need a GPU, and this machine has no GPU or no driver for it")
         self._run(driver.cuInit, 0)
         device = self._run(driver.cuCtxGetDevice)
         attribute = driver.CUdevice_attribute
@@ -61,7 +80,7 @@ class CudaLauncher:
         )
         self.capability = str(self.gpu.capability)
         self._functions: dict[str, Any] = {}
-        self._shared_bytes: dict[str, int] = {}  # that a kernel may have, of those with more than is free
+        self._shared_bytes: dict[str, int] = {}  # by kernel, for kernels that were allowed more than FREE_SHARED_BYTES
 
     def launch(self, folder: str, kernel: Kernel, stream: int) -> None:
         function = self._function(folder, kernel.name)
@@ -76,7 +95,7 @@ class CudaLauncher:
         if name not in self._functions:
             try:
                 found = self._load(compile_kernel(folder, name, self.capability))
-            except TensorRTError:  # an engine's kernel of a later CUDA than the driver takes
+            except TensorRTError:  # an engine's kernel, compiled by a later CUDA than the driver supports
                 found = self._load(compile_kernel(folder, name, self.capability, anew=True))
             self._functions[name] = found
         return self._functions[name]

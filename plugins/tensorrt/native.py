@@ -1,6 +1,6 @@
-"""``libtightbeam_tensorrt.so``: the kernels that a call of an operator launches.
+"""The library ``libtightbeam_tensorrt.so``, which plans the kernels that a call of an operator launches.
 
-The structs are those of ``plugins/tensorrt/library.cpp``.
+The structs mirror ``plugins/tensorrt/library.cpp``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 __all__ = ["FLOAT_TYPES", "Gpu", "Kernel", "Plan", "TensorAt", "plan"]
 
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
-"""In the order of the library's ``float_type``."""
+"""Float types in the order of the library's numbers for them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Gpu:
     shared_bytes
         Shared memory that one block may have.
     capability
-        Compute capability: 90 is 9.0.
+        Compute capability; 90 is 9.0.
     """
 
     multiprocessors: int
@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TensorAt:
-    """A tensor: its shape, and its address on the device."""
+    """A tensor: its shape and its address on the device."""
 
     shape: tuple[int, ...]
     address: int
@@ -50,8 +50,19 @@ class TensorAt:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel to launch. ``parameters``: address of the array of pointers that ``cuLaunchKernel`` takes, valid until
-    the next plan of this thread."""
+    """A kernel to launch.
+
+    Attributes
+    ----------
+    name
+        A C++ expression with the template's arguments.
+    grid, block
+        Blocks of the grid, and threads of a block.
+    shared_bytes
+        Dynamic shared memory of a block.
+    parameters
+        Address of the array of pointers that ``cuLaunchKernel`` takes, valid until the next plan of this thread.
+    """
 
     name: str
     grid: tuple[int, int, int]
@@ -62,7 +73,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """``most_workspace_bytes``: at least the workspace of this call and of any with smaller sizes."""
+    """The kernels of a call.
+
+    Attributes
+    ----------
+    workspace_bytes
+        Device memory that the kernels need beside the call's tensors.
+    most_workspace_bytes
+        An upper bound of the workspace of this call and of all calls with smaller sizes.
+    kernels
+        The kernels, in the order in which they run.
+    """
 
     workspace_bytes: int
     most_workspace_bytes: int
@@ -102,8 +123,8 @@ def _library() -> ctypes.CDLL:
     path = tensorrt_library()
     if path is None:
         raise TensorRTError(
-            "libtightbeam_tensorrt.so is missing, which the TensorRT plugins need: it was not compiled. Install a C++ "
-            "compiler (GCC 12 or newer, or Clang) and then tightbeam again"
+            "libtightbeam_tensorrt.so was not compiled, and the TensorRT plugins need it. Install a C++ compiler "
+            "(GCC 12 or newer, or Clang) and then tightbeam again"
         )
     library = ctypes.CDLL(str(path))
     library.tightbeam_operators.restype = ctypes.c_char_p
@@ -146,15 +167,20 @@ def plan(
     float_type
         One of ``FLOAT_TYPES``.
     inputs, outputs
-        Tensors by name, without those that the node lacks.
+        The tensors that the node has, by name.
     attributes
-        Values by name; a missing one has its default.
+        Values by name. A missing attribute has its default.
     gpu
         The GPU that the kernels run on.
     workspace
-        Address of device memory of ``workspace_bytes``; 0 where only the sizes are wanted.
+        Address of ``workspace_bytes`` bytes of device memory; 0 to learn the sizes only.
     scalars_on_host
-        True where the addresses of scalar inputs are the host's, as in ONNX Runtime; TensorRT's are the device's.
+        True if scalar inputs are in host memory, as in ONNX Runtime. TensorRT has them on the device.
+
+    Returns
+    -------
+    Plan
+        The kernels and the sizes of their workspace.
 
     Raises
     ------
@@ -191,7 +217,7 @@ def plan(
 def _tensors(names: Sequence[str], given: Mapping[str, TensorAt]) -> ctypes.Array[_Tensor]:
     unknown = given.keys() - set(names)
     if unknown:
-        raise TensorRTError(f"tensors that the operator does not have: {', '.join(sorted(unknown))}")
+        raise TensorRTError(f"the operator has no tensors {', '.join(sorted(unknown))}, expected {', '.join(names)}")
     tensors = (_Tensor * len(names))()
     for tensor, name in zip(tensors, names, strict=True):
         if name in given:

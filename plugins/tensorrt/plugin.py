@@ -1,8 +1,8 @@
-"""TensorRT plugins of all operators: one ``IPluginV3`` made of an operator's table.
+"""The TensorRT plugin of every operator: one ``IPluginV3`` made from the operator's table.
 
-Shapes, types, attributes and what is written in place come from ``plugins/schema.py``, the kernels and how
-they are launched from ``launch_plan.h`` and ``kernel_cuda.cuh``. A node names the tensors it has in its attribute
-``tensors``, since TensorRT passes those that are there and no names.
+Shapes, types, attributes and in-place outputs come from the table (``plugins/schema.py``). The kernels and their
+launches come from ``launch_plan.h`` and ``kernel_cuda.cuh``. TensorRT passes a node's tensors without their names, so
+the node lists the names in its attribute ``tensors``.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ VERSION = "1"
 TENSORS = "tensors"
 """The attribute of a node that names its inputs and outputs: "scores history -> blocked"."""
 RENAMED = {"prior_output": "prefix_output", "prior_lse": "prefix_lse"}
-"""Names in engines that were built by earlier versions -> present names."""
+"""Name of a tensor in engines of earlier versions -> its present name."""
 LARGEST_GPU = Gpu(multiprocessors=256, shared_bytes=227 * 1024)
-"""Upper bound of all GPUs: a workspace for it is enough for every one."""
+"""A bound of all GPUs: a workspace for it is large enough for every GPU."""
 Result = TypeVar("Result")
 _made: list[Any] = []
-"""Every plugin made: TensorRT-RTX 1.7 frees the plugins it gets, and Python must not free their memory again."""
+"""Every plugin: TensorRT-RTX 1.7 frees the plugins that it gets, so Python must not free them too."""
 log = logging.getLogger(__name__)
 
 plugin_errors: list[str] = []
-"""Errors that plugins raised since it was last cleared: TensorRT reports only that a plugin failed."""
+"""Errors of plugins since this list was last cleared: TensorRT reports only that a plugin failed."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of an operator: the entries of the tensors it has, and its attributes."""
+    """A node of an operator: the table's entries of the tensors that it has, and the values of its attributes."""
 
     operator: Operator
     inputs: tuple[Input, ...]
@@ -54,7 +54,7 @@ class Node:
 
     @classmethod
     def of(cls, name: str, tensors: str, attributes: Mapping[str, float]) -> Node:
-        """Parse ``tensors``. Raises TensorRTError for one that the operator lacks, or needs and does not get."""
+        """Parse the attribute ``tensors``. Raises TensorRTError if a tensor is unknown or missing."""
         operator = OPERATORS[name]
         for former, new in RENAMED.items():
             tensors = tensors.replace(former, new)
@@ -86,12 +86,17 @@ class Node:
 
     @property
     def on_device(self) -> tuple[Input, ...]:
-        """The inputs without those that give a size, whose values TensorRT reads on the host."""
+        """All inputs but scalars that give a size, which TensorRT reads on the host."""
         return tuple(entry for entry in self.inputs if entry.gives is None)
 
 
 def register_plugins() -> TensorRT:
     """Register the plugins of all operators with TensorRT, once in a process.
+
+    Returns
+    -------
+    TensorRT
+        The installed TensorRT.
 
     Raises
     ------
@@ -104,7 +109,29 @@ def register_plugins() -> TensorRT:
 
 
 def make_plugin(name: str, tensors: str, attributes: Mapping[str, float], launcher: Launcher | None = None) -> Any:
-    """The plugin of one node, as TensorRT gets it. ``launcher``: starts the kernels; the one for a GPU by default."""
+    """Create the plugin of one node.
+
+    Parameters
+    ----------
+    name
+        Name of the operator.
+    tensors
+        The node's attribute ``tensors``.
+    attributes
+        Values by name.
+    launcher
+        Launches the kernels; by default :func:`default_launcher` on the first run.
+
+    Returns
+    -------
+    IPluginV3
+        The object that TensorRT calls.
+
+    Raises
+    ------
+    TensorRTError
+        TensorRT cannot be loaded, or a tensor or an attribute is unknown or missing.
+    """
     return _classes(load_tensorrt())[0](Node.of(name, tensors, attributes), launcher)
 
 
@@ -115,14 +142,14 @@ def _register(found: TensorRT) -> tuple[Any, ...]:
     creators = tuple(creator_class(operator) for operator in OPERATORS.values() if operator.gpu)
     for creator in creators:
         if not registry.register_creator(creator, NAMESPACE):
-            raise TensorRTError(f"{found.distribution} {found.version} does not take the plugin {creator.name}")
+            raise TensorRTError(f"{found.distribution} {found.version} refuses the plugin {creator.name}")
     return creators  # TensorRT holds no references
 
 
 def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Catch every exception, since none may reach TensorRT, which is C++: note it and return ``failed``.
+    """Catch every exception of a callback, record it and return ``failed``: TensorRT, in C++, cannot handle one.
 
-    TensorRT-RTX 1.7 crashes on a format that is refused and on a clone that fails, so these do not fail: the builder
+    TensorRT-RTX 1.7 crashes if a format is refused or a clone fails. So these callbacks report success, and the builder
     reads ``plugin_errors`` afterwards.
     """
 
@@ -144,13 +171,13 @@ def _guarded(failed: Result) -> Callable[[Callable[..., Result]], Callable[..., 
 
 @functools.cache
 def _classes(found: TensorRT) -> tuple[type, type]:
-    """Classes of the plugin and of its creator, over those of the installed TensorRT."""
+    """Classes of the plugin and of its creator, derived from classes of the installed TensorRT."""
     trt = found.trt
     types = found.types
     float_types = {types[name]: name for name in FLOAT_TYPES}
 
     class Expressions:
-        """Arithmetic of sizes while an engine is built."""
+        """Arithmetic of symbolic sizes while an engine is built."""
 
         def __init__(self, builder: Any) -> None:
             self.builder = builder
@@ -180,7 +207,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
         return dimensions
 
     def float_type_of(node: Node, given: Sequence[Any]) -> Any:
-        """Type of the first input that is FLOAT."""
+        """Type of the first input that has the operator's float type."""
         return next(kind for entry, kind in zip(node.on_device, given, strict=True) if entry.type == FLOAT)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
@@ -244,7 +271,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
 
         @_guarded(0)
         def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-            """For the largest shapes and the largest GPU."""
+            """Workspace for the largest shapes and the largest GPU."""
             node = self.node
             chosen = float_types[float_type_of(node, [tensor.desc.type for tensor in inputs])]
             profiled_calls.add(self._profiled(chosen, inputs, outputs))
@@ -277,7 +304,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
                 if entry.name in self.node.attributes
             ]
             values.append((TENSORS, np.frombuffer(self.node.tensors.encode(), np.int8), trt.PluginFieldType.CHAR))
-            self.serialized = values  # TensorRT takes the addresses of the arrays alone
+            self.serialized = values  # keeps the arrays alive: TensorRT takes only their addresses
             return trt.PluginFieldCollection([trt.PluginField(*value) for value in values])
 
         # ---- while it runs
@@ -301,7 +328,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             workspace: int,
             stream: int,
         ) -> int:
-            """Launch the kernels on TensorRT's stream; addresses of device memory."""
+            """Launch the kernels on TensorRT's stream. ``inputs`` and ``outputs`` are addresses of device memory."""
             before, after = ([tuple(tensor.dims) for tensor in given] for given in (input_desc, output_desc))
             chosen = float_types[float_type_of(self.node, [tensor.type for tensor in input_desc])]
             launcher = self.launcher or default_launcher()
@@ -317,7 +344,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
             inputs: Sequence[int] = (),
             outputs: Sequence[int] = (),
         ) -> tuple[dict[str, TensorAt], dict[str, TensorAt]]:
-            """Inputs and outputs by name, with their addresses where they are given."""
+            """Inputs and outputs by name. The addresses are 0 if they are not given."""
             named = (
                 ([entry.name for entry in self.node.on_device], input_shapes, inputs),
                 ([entry.name for entry in self.node.outputs], output_shapes, outputs),
@@ -369,7 +396,7 @@ def _classes(found: TensorRT) -> tuple[type, type]:
 
 
 def _attribute_kinds(trt: Any, operator: Operator) -> list[tuple[Attribute, type[np.generic], Any]]:
-    """Attributes, each with its type in numpy and as a field of a plugin."""
+    """The attributes, each with its types in numpy and in a plugin's fields."""
     kinds: dict[str, tuple[type[np.generic], Any]] = {
         "int": (np.int32, trt.PluginFieldType.INT32),
         "float": (np.float32, trt.PluginFieldType.FLOAT32),

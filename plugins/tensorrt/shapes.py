@@ -1,8 +1,8 @@
-"""Shapes of an operator's outputs from those of its inputs, for any kind of size.
+"""The shapes of an operator's outputs, from the shapes of its inputs, for any kind of size.
 
-A size is an int, or one of TensorRT's expressions while an engine is built; ``Sizes`` has the arithmetic. C++ solves
-for the letters too (``Operator::sizes`` in ``kernels/operator.cpp``), since ONNX Runtime and a plan need numbers and
-checks where there is no Python, and TensorRT's expressions exist in Python alone; a test compares both.
+A size is an int, or one of TensorRT's expressions while an engine is built; ``Sizes`` has its arithmetic. C++ solves
+for the letters too (``Operator::sizes`` in ``kernels/operator.cpp``), since ONNX Runtime and the plans run without
+Python. TensorRT's expressions exist only in Python. A test compares both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["Sizes", "largest_shapes", "letters_of", "output_shapes", "shape_of"]
 
 Size = TypeVar("Size")
 Term = tuple[int, tuple[str, ...]]
-"""A factor and letters: 2 B M."""
+"""A factor and letters, such as 2 B M."""
 Dimension = tuple[Term, ...]
-"""A sum of terms: H K + G K + G V."""
+"""A sum of terms, such as H K + G K + G V."""
 
 
 class Sizes(Protocol[Size]):
@@ -41,13 +41,18 @@ def output_shapes(
     Parameters
     ----------
     operator
-        The operator with its table.
+        The operator.
     shapes
-        Shapes of the inputs that a node has, by name.
+        Shapes of the inputs that the node has, by name.
     given
-        Sizes that scalars give, by letter.
+        Sizes that are values of scalar inputs, by letter.
     sizes
         Arithmetic of this kind of size.
+
+    Returns
+    -------
+    dict
+        Shapes of all outputs, by name.
 
     Raises
     ------
@@ -97,7 +102,20 @@ class _Integers:
 
 
 def letters_of(operator: Operator, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the letters that follow from shapes of inputs and outputs by name, which may contradict one another."""
+    """Find the sizes of letters.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    shapes
+        Shapes of inputs and outputs by name. They may contradict one another: the first of them decides.
+
+    Returns
+    -------
+    dict
+        The size of every letter that follows from the shapes.
+    """
     known: list[tuple[Dimension, int]] = []
     tensors = [(entry.name, entry.shape) for entry in operator.inputs]
     tensors += [(entry.name, entry.shape) for entry in operator.outputs]
@@ -108,27 +126,45 @@ def letters_of(operator: Operator, shapes: Mapping[str, Sequence[int]]) -> dict[
 
 
 def shape_of(entry: Input | Output, letters: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a tensor's shape. Raises KeyError for a letter without a size."""
+    """Evaluate the shape of a tensor.
+
+    Parameters
+    ----------
+    entry
+        The tensor's entry in its table.
+    letters
+        Size of each letter.
+
+    Returns
+    -------
+    tuple of int
+        The shape.
+
+    Raises
+    ------
+    KeyError
+        A letter has no size.
+    """
     return tuple(_evaluate(dimension, letters, _Integers()) for dimension in _parse(entry.shape))
 
 
 def largest_shapes(operator: Operator, most: Mapping[str, Sequence[int]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Find the largest shapes that a call can have whose dimensions have limits of their own.
+    """Find the largest shapes that a call can have if each of its dimensions has a limit of its own.
 
-    Limits contradict one another where a product has a lower one than its factors together: the rows B M of a search
-    head that takes groups of beams, of which there are more than samples where they have fewer beams.
+    The limits contradict one another if a product's limit is lower than the product of its factors' limits. A search
+    head with groups of beams has an example, its rows B M: a batch has many groups of few beams, or few groups of many.
 
     Parameters
     ----------
     operator
-        The operator with its table.
+        The operator.
     most
-        The largest size of each dimension, by the names of inputs and outputs.
+        The limits: for each input and output by name, the largest size of each dimension.
 
     Yields
     ------
     dict
-        Shapes by name: ``most`` where it is a call's, else those for each size of the second factor.
+        Shapes by name. These are the limits if they agree, else the largest shapes for each size of the second factor.
     """
     letters = letters_of(operator, most)
     entries: list[Input | Output] = [*operator.inputs, *operator.outputs]
@@ -150,7 +186,7 @@ def largest_shapes(operator: Operator, most: Mapping[str, Sequence[int]]) -> Ite
 
 @functools.cache
 def _parse(shape: str) -> list[Dimension]:
-    """The dimensions of a shape such as "B M, H K + G K + G V"."""
+    """Parse a shape such as "B M, H K + G K + G V" into its dimensions."""
     dimensions = []
     for part in filter(None, map(str.strip, shape.split(","))):
         terms = []
@@ -179,7 +215,8 @@ def _evaluate(dimension: Dimension, letters: Mapping[str, Size], sizes: Sizes[Si
 
 
 def _solve(known: list[tuple[Dimension, Size]], letters: dict[str, Size], sizes: Sizes[Size]) -> dict[str, Size]:
-    """Every letter that is the one unknown of some dimension, which is linear in it; as Operator::solve in C++."""
+    """Add the letters that follow: each is the only unknown of a dimension, which is linear in it. C++ has the same in
+    Operator::solve."""
     progress = True
     while progress:
         progress = False

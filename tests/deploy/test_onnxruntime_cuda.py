@@ -424,7 +424,7 @@ def test_without_the_cuda_library(bundles: BundleCache, monkeypatch: pytest.Monk
         patch.setattr(onnxruntime_cuda, "cuda_library", lambda: None)
         load_onnxruntime_cuda(bundle)
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", "/nowhere.so")
-    with pytest.raises(RuntimeSetupError, match=r"TIGHTBEAM_LIBRARY is '/nowhere.so', which is no file"):
+    with pytest.raises(RuntimeSetupError, match=r"TIGHTBEAM_LIBRARY is '/nowhere.so', which is not a file"):
         load_onnxruntime_cuda(bundle)
 
 

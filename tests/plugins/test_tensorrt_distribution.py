@@ -55,7 +55,7 @@ def test_capabilities_of_the_installed_tensorrt() -> None:
     except TensorRTError as error:
         pytest.skip(str(error))
     if not found.is_rtx:
-        pytest.skip("tensorrt builds for the GPU of this machine alone")
+        pytest.skip("tensorrt builds only for the GPU of this machine")
     assert {"80", "86", "89", "120"} <= set(found.capabilities)
     found.resolve_capabilities(found.capabilities)
 
@@ -72,11 +72,10 @@ def test_an_unknown_capability(one_gpu: None, wanted: str) -> None:
     with pytest.raises(TensorRTError) as caught:
         RTX.resolve_capabilities(["80", wanted])
     assert str(caught.value) == (
-        f"compute capability {wanted!r} cannot be built for: TensorRT-RTX 1.7 has 80, 120; pass one of 80, 120, current"
+        f"no engine can be built for compute capability {wanted!r}: TensorRT-RTX 1.7 has 80, 120; "
+        "pass one of 80, 120, current"
     )
-    with pytest.raises(
-        TensorRTError, match=r"TensorRT 10.9 builds for the GPU of this machine alone; pass .* 90, curr"
-    ):
+    with pytest.raises(TensorRTError, match=r"TensorRT 10.9 builds only for the GPU of this machine; pass .* 90, curr"):
         PLAIN.resolve_capabilities(["80" if wanted == "90" else wanted])
 
 
@@ -87,7 +86,7 @@ def test_capabilities_are_normalised() -> None:
 
 
 def test_a_gpu_unsupported_by_tensorrt_rtx(one_gpu: None) -> None:
-    with pytest.raises(TensorRTError, match=r"'90' cannot be built for: .*, current; an H100 or H200 \(90\) needs"):
+    with pytest.raises(TensorRTError, match=r"no engine .* '90': .*, current; an H100 or H200 \(90\) needs"):
         RTX.resolve_capabilities(["90"])
     with pytest.raises(TensorRTError, match=r"of this machine has compute capability 90, and .* has 80, 120; an H100"):
         RTX.resolve_capabilities([CURRENT])
@@ -107,7 +106,7 @@ def test_current_needs_a_gpu(no_gpu: None) -> None:
 
 
 class Driver:
-    """``libcuda.so.1`` with a GPU of compute capability 8.6; what each function returns."""
+    """``libcuda.so.1`` with a GPU of compute capability 8.6. Its functions return the given codes."""
 
     def __init__(self, started: int = 0, found: int = 0, asked: int = 0) -> None:
         self.started, self.found, self.asked = started, found, asked
@@ -140,7 +139,7 @@ def test_capability_of_this_machine(
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
-    """Install these of TensorRT's modules in place of the real ones; an exception is raised by the import."""
+    """Let the import of TensorRT's modules return these; one that is an exception is raised."""
     real = importlib.import_module
 
     def load(name: str) -> Any:
@@ -172,7 +171,7 @@ def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TensorRTError) as caught:
         load_tensorrt()
     assert str(caught.value) == (
-        "there is no TensorRT here (tensorrt: tensorrt has no Builder; tensorrt_rtx: libx.so: no such file); "
+        "TensorRT cannot be loaded (tensorrt: tensorrt has no Builder; tensorrt_rtx: libx.so: no such file); "
         "pip install 'tightbeam[tensorrt]', or install tensorrt"
     )
 
@@ -180,14 +179,16 @@ def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_library_that_names_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
     monkeypatch.setattr(distribution, "rtx_name_library", lambda: None)
-    with pytest.raises(TensorRTError, match=r"libtensorrt_rtx_name.so is missing.* Install a C\+\+ compiler"):
+    with pytest.raises(TensorRTError, match=r"libtensorrt_rtx_name.so was not compiled.* Install a C\+\+ compiler"):
         load_tensorrt()
 
 
 def test_without_our_library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "tensorrt_library", lambda: None)
     for call in (native._library, lambda: plan("NGramBlock", "float32", {}, {}, {}, Gpu(1, 1), 0)):
-        with pytest.raises(TensorRTError, match=r"libtightbeam_tensorrt.so is missing.* Install a C\+\+ compiler"):
+        with pytest.raises(
+            TensorRTError, match=r"libtightbeam_tensorrt.so was not compiled.* Install a C\+\+ compiler"
+        ):
             call()
 
 
@@ -196,10 +197,10 @@ def test_kernels_need_a_gpu(fresh: None, no_gpu: None, make: Any) -> None:
     pytest.importorskip("cuda.bindings.driver", exc_type=ImportError)
     with pytest.raises(TensorRTError) as caught:
         make()
-    assert str(caught.value) == "the kernels need a GPU, and this machine has none, or no driver for it"
+    assert str(caught.value) == "the kernels need a GPU, and this machine has no GPU or no driver for it"
 
 
 def test_kernels_need_the_bindings_of_cuda(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(TensorRTError, match=r"cuda.bindings, which launches the kernels, is missing .*; pip install"):
+    with pytest.raises(TensorRTError, match=r"the kernels cannot be launched without cuda.bindings .*; pip install"):
         CudaLauncher()

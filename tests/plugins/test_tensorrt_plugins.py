@@ -361,8 +361,8 @@ def without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
         (without(NGRAM, "lengths"), BLOCKED, "NGramBlock: lengths is missing"),
         (without(NGRAM, "ngram_size"), BLOCKED, "NGramBlock: ngram_size is missing"),
         (NGRAM, {}, "NGramBlock: blocked is missing"),
-        (NGRAM | {"lse": (2,)}, BLOCKED, "tensors that the operator does not have: lse"),
-        (NGRAM, BLOCKED | {"scores": (2, 30)}, "tensors that the operator does not have: scores"),
+        (NGRAM | {"lse": (2,)}, BLOCKED, "the operator has no tensors lse, expected scores, history, "),
+        (NGRAM, BLOCKED | {"scores": (2, 30)}, "the operator has no tensors scores, expected blocked"),
         (
             NGRAM | {"scores": (2, 2**31)},
             {"blocked": (2, 2**31)},

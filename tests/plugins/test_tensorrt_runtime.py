@@ -114,11 +114,11 @@ def test_tensors_of_a_loaded_graph(tmp_path: Path) -> None:
     [
         ({"engine": None}, "", "tensorrt_rtx 1.7 cannot load {path} (no engine, said TensorRT)"),
         ({"context": None}, "", "tensorrt_rtx 1.7 cannot prepare {path} (no context, said TensorRT)"),
-        ({"shape": False}, "set_input", "input 'a' takes no shape [1] (no shape, said TensorRT)"),
-        ({"address": False}, "set_output", "'a' takes no address (no address, said TensorRT)"),
+        ({"shape": False}, "set_input", "input 'a' cannot have the shape [1] (no shape, said TensorRT)"),
+        ({"address": False}, "set_output", "the address of 'a' was refused (no address, said TensorRT)"),
         ({"missing": ["x", "y"]}, "execute", "the inputs x, y were not set"),
-        ({"missing": None}, "execute", "the outputs' shapes do not follow from the inputs"),
-        ({"enqueued": False}, "execute", "it was not enqueued (no enqueued, said TensorRT)"),
+        ({"missing": None}, "execute", "TensorRT cannot infer the outputs' shapes from the inputs"),
+        ({"enqueued": False}, "execute", "the engine was not enqueued (no enqueued, said TensorRT)"),
         (
             {"enqueued": False, "plugin_errors": ["NGramBlock: no"]},
             "execute",

@@ -101,7 +101,7 @@ class GraphInMemory:
     def set_input(self, name: str, shape: Sequence[int], address: int) -> None:
         wanted = self._inputs[name].shape
         if len(shape) != len(wanted) or any(isinstance(a, int) and a != b for a, b in zip(wanted, shape, strict=True)):
-            raise TensorRTError(f"input {name!r} takes no shape {list(shape)}")
+            raise TensorRTError(f"input {name!r} cannot have the shape {list(shape)}")
         self.shapes[name] = tuple(shape)
         self._set_address(name, address)
 
