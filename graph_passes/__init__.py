@@ -3,14 +3,14 @@
 from tightbeam.graph_passes.caches.kinds import (
     GENERATED,
     PRESETS,
-    PROMPT,
     SOURCE,
     LayerPlan,
     Preset,
+    needs_guard,
     plan_bytes,
     presets_of,
-    require_sizes,
     same_for_all,
+    why_not,
 )
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, Pass, PassError, PassResult, RunSize, Sizes
 from tightbeam.graph_passes.pipeline import passes_of, rewrite, tensorrt_form, to_precision
@@ -20,7 +20,6 @@ from tightbeam.graph_passes.precision.skip_small_weights import skip_small_weigh
 __all__ = [
     "GENERATED",
     "PRESETS",
-    "PROMPT",
     "QUANTIZED_KINDS",
     "SOURCE",
     "CacheState",
@@ -32,13 +31,14 @@ __all__ = [
     "Preset",
     "RunSize",
     "Sizes",
+    "needs_guard",
     "passes_of",
     "plan_bytes",
     "presets_of",
-    "require_sizes",
     "rewrite",
     "same_for_all",
     "skip_small_weights",
     "tensorrt_form",
     "to_precision",
+    "why_not",
 ]

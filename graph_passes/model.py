@@ -48,6 +48,21 @@ class Sizes:
     """width of the encoder's output, where it is not D (an encoder of images beside a decoder of text)"""
 
     @property
+    def E(self) -> int:
+        """Width of all key heads together."""
+        return self.G * self.K
+
+    @property
+    def key_numbers(self) -> int:
+        """Numbers of one position's cached keys; a norm of the keys adds a factor a head."""
+        return self.E + self.G * self.key_norm
+
+    @property
+    def key_value_numbers(self) -> int:
+        """Numbers of one position's keys and values."""
+        return self.G * (self.K + self.V)
+
+    @property
     def source_D(self) -> int:
         """Width of the states that the keys and values of the source are projected from."""
         return self.source_width or self.D

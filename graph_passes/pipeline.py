@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from tightbeam.graph_passes.caches.kinds import GENERATED, PROMPT, SOURCE, LayerPlan, require_kinds
+from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, LayerPlan, require_kinds
 from tightbeam.graph_passes.cleanup.alignment_outputs import alignment_outputs
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
@@ -62,7 +62,7 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     plan
         Kinds of cache of each of L layers.
     decoder_only
-        Take the source caches from ``PROMPT``.
+        The model has no encoder: source caches are of the prompt.
     aligned
         The model has alignment heads.
 
@@ -73,12 +73,12 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     """
     require_kinds(plan, decoder_only=decoder_only)
     caches: list[Pass] = []
-    source = PROMPT if decoder_only else SOURCE
-    for kinds, chosen in ((source, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
-        for kind, apply in kinds.items():
-            layers = [layer for layer, chosen_kind in enumerate(chosen) if chosen_kind == kind]
-            if layers:
-                caches.append(partial(apply, layers=layers))
+    for name, kind in SOURCE.items():
+        if layers := [index for index, layer in enumerate(plan) if layer.source == name]:
+            caches.append(partial(kind.layer_pass(decoder_only=decoder_only), layers=layers))
+    for name, own in GENERATED.items():
+        if layers := [index for index, layer in enumerate(plan) if layer.generated == name]:
+            caches.append(partial(own.self_pass, layers=layers))
     before = (*BEFORE_CACHES, *(ALIGNMENT if aligned else ()))
     return [*before, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
 

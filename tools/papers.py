@@ -19,6 +19,7 @@ import typer
 from tightbeam.graph_passes import PRESETS, RunSize, Sizes, same_for_all
 from tightbeam.graph_passes.caches.bytes import source_bytes
 from tightbeam.graph_passes.caches.cost import WeightCounts, Work, step_work
+from tightbeam.graph_passes.caches.source.states import SOURCE_STATES
 
 __all__ = ["PAPERS", "Cell", "shazeer_ratios"]
 
@@ -198,7 +199,7 @@ def whisper_reads(sizes: Sizes, variant: str, B: int, N: int = SOURCE, T: int = 
 def whisper_figures(sizes: Sizes) -> dict[str, float]:
     """Our figure for each row of ``PRINTED``."""
     kept = {name: cache_numbers(variant, sizes, 1, 1, SOURCE, OUTPUT) for name, variant in OPTIONS.items()}
-    states = source_bytes(["states"] * sizes.L, sizes, RunSize(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1))
+    states = source_bytes([SOURCE_STATES] * sizes.L, sizes, RunSize(B=1, M=1, N=SOURCE, T=OUTPUT, itemsize=1))
     cache: dict[str, float] = {name: sum(both) for name, both in kept.items()}
     with_states = cache["Baseline"] / cache["Option 2"]
     cache["Option 2"] -= states

@@ -18,7 +18,7 @@ from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
 from tightbeam.export.errors import InexactError
-from tightbeam.graph_passes import LayerPlan, ModelGraphs
+from tightbeam.graph_passes import SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 
 __all__ = ["ALLOWED_BY_CACHE", "check_caches", "measure_caches"]
@@ -75,7 +75,7 @@ ROUNDINGS: dict[str, Round] = {"int8": rows_in_int8, "fp16": lambda rows: rows.t
 def _outputs(attention: LayerAttention, kind: str) -> Iterator[tuple[str, Callable[[Round], Tensor]]]:
     """The caches of a layer, and for each the attention's output with that one rounded."""
     exact = torch.float64
-    if kind == "states":
+    if SOURCE[kind].one_matrix is not None:
         yield (
             "states",
             lambda rounded: attention.from_rows(rounded(attention.states), attention.W_K, attention.W_V, exact),

@@ -20,12 +20,11 @@ import torch
 from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttention, product_in
-from tightbeam.export.accuracy.safer_kinds import SAFER
 from tightbeam.export.errors import ExportError
-from tightbeam.graph_passes import LayerPlan, ModelGraphs
+from tightbeam.graph_passes import GENERATED, SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
-from tightbeam.graph_passes.caches.algebra import right_inverse_times
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
+from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
 from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
 
 __all__ = ["GuardResult", "guard"]
@@ -96,25 +95,20 @@ def guard(
     cross_activations, self_activations = activations
     self_blocks = self_attention(canonical, "guard")
     source_blocks = self_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
-    parts = {
-        "source": _LayerAttentions("source", source_blocks, cross_activations),
-        "generated": _LayerAttentions("generated", self_blocks, self_activations),
-    }
-    wanted = {"source": [layer.source for layer in plan], "generated": [layer.generated for layer in plan]}
+    parts = (
+        _LayerAttentions("source", SOURCE, source_blocks, cross_activations),
+        _LayerAttentions("generated", GENERATED, self_blocks, self_activations),
+    )
     measured: list[GuardResult] = []
-    for name, part in parts.items():
-        kinds = wanted[name]
-        for layer, kind in enumerate(kinds):
-            if kind not in SAFER[name]:
+    for part in parts:
+        wanted = [getattr(layer, part.name) for layer in plan]
+        for layer, kind in enumerate(wanted):
+            if part.kinds[kind].one_matrix is None:
                 continue
-            found = part.measure(layer, kind, kinds.index(kind), precision)
-            kept = kind
+            found = part.measure(layer, kind, wanted.index(kind), precision)
             if not found.error <= found.allowed:
-                kept = SAFER[name][kind] if part.keys_are_linear(layer) else "kv"
-                if kept in SAFER[name]:
-                    other = part.measure(layer, kept, layer, precision)
-                    kept = kept if other.error <= other.allowed else "kv"
-            measured.append(replace(found, kept=kept))
+                found = replace(found, kept=part.safer(layer, kind, precision))
+            measured.append(found)
     measured = _all_or_none(measured)
     if canonical.sizes.decoder_only:
         measured = _pairs(plan, measured)
@@ -122,25 +116,28 @@ def guard(
 
 
 def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
-    """Drop ``first-k`` from all layers where the first layer's keys are not exact enough for one of them."""
-    lost = [found for found in measured if found.wanted == "first-k" != found.kept]
-    if not lost:
-        return measured
-    return [replace(found, kept=lost[0].kept) if found.kept == "first-k" else found for found in measured]
+    """Replace a kind that reads the first layer's cache in all layers, if it is not exact enough for one of them."""
+    of_first = {kind.name for kind in SOURCE.values() if kind.first_attention is not None}
+    lost = {found.wanted: found.kept for found in reversed(measured) if found.wanted in of_first - {found.kept}}
+    return [replace(found, kept=lost.get(found.kept, found.kept)) for found in measured]
 
 
 def _pairs(plan: Sequence[LayerPlan], measured: list[GuardResult]) -> list[GuardResult]:
-    """Keys and values in place of a generated cache that does not go with its layer's prompt cache."""
+    """Replace a generated cache that does not go with its layer's prompt cache by the safer one that does."""
     source = [layer.source for layer in plan]
     for found in measured:
         if found.part == "source":
             source[found.layer] = found.kept
     return [
-        replace(found, kept="kv")
-        if found.part == "generated" and found.kept not in PROMPT_PAIRS[source[found.layer]]
-        else found
+        replace(found, kept=_that_goes_with(source[found.layer], found.kept)) if found.part == "generated" else found
         for found in measured
     ]
+
+
+def _that_goes_with(source: str, generated: str) -> str:
+    while generated not in PROMPT_PAIRS[source]:
+        generated = GENERATED[generated].safer
+    return generated
 
 
 def _changed(plan: Sequence[LayerPlan], measured: Sequence[GuardResult], precision: str) -> tuple[LayerPlan, ...]:
@@ -165,15 +162,24 @@ class _LayerAttentions:
     """The attentions of all layers over the source, or over the generated part."""
 
     name: str
+    kinds: Mapping[str, SourceKind] | Mapping[str, GeneratedKind]
     blocks: Mapping[int, AttentionBlock]
     activations: Sequence[AttentionActivations]
 
-    def keys_are_linear(self, layer: int) -> bool:
-        """True where keys are a product with W_K alone; positions or norms after it leave no other form of cache."""
-        return not self.blocks[layer].between
+    def safer(self, layer: int, kind: str, precision: str) -> str:
+        """The first of the safer kinds that is exact enough; keys and values themselves always are.
+
+        Keys that positions or a norm change after their product with W_K cannot be made of anything else.
+        """
+        while self.kinds[kind := self.kinds[kind].safer].one_matrix is not None:
+            if not self.blocks[layer].between:
+                found = self.measure(layer, kind, layer, precision)
+                if found.error <= found.allowed:
+                    break
+        return kind
 
     def measure(self, layer: int, kind: str, first: int, precision: str) -> GuardResult:
-        """The error of one kind in one layer; ``first``: the layer whose keys ``first-k`` caches."""
+        """The error of one kind in one layer; ``first``: the first layer of the kind."""
         attention = LayerAttention.of(self.blocks[layer], self.activations[layer])
         dtype = TORCH_DTYPES[precision]
         lowered = attention.with_products_in(precision)
@@ -184,19 +190,17 @@ class _LayerAttentions:
                 "weights, or the config's numbers (rope_parameters, for one)"
             )
         baseline = attention.baseline_error(precision)
-        condition = 0.0
-        if kind in ("states", "x"):
-            found = lowered.from_rows(attention.states, attention.W_K, attention.W_V, dtype)
+        W_K1 = None if layer == first else CachedKeys.of(self.blocks[first]).weight
+        one_matrix = self.kinds[kind].one_matrix
+        assert one_matrix is not None
+        form = one_matrix(attention.W_K, attention.W_V, W_K1)
+        condition = 0.0 if form.inverted is None else _condition_number(form.inverted)
+        if form.to_keys is None:
+            found = lowered.from_keys(form.to_values, dtype)
         else:
-            W_K = CachedKeys.of(self.blocks[first if kind == "first-k" else layer]).weight
-            condition = _condition_number(W_K)
-            if kind == "k" or layer == first:
-                found = lowered.from_keys(right_inverse_times(W_K, attention.W_V), dtype)
-            else:
-                keys = product_in(attention.states, W_K, precision)
-                found = lowered.from_rows(
-                    keys, right_inverse_times(W_K, attention.W_K), right_inverse_times(W_K, attention.W_V), dtype
-                )
+            states = attention.states
+            rows = states if form.of_inputs is None else product_in(states, form.of_inputs, precision)
+            found = lowered.from_rows(rows, form.to_keys, form.to_values, dtype)
         error = attention.error(found)
         return GuardResult(layer, self.name, kind, kind, error, ERROR_RATIO[precision] * baseline, original, condition)
 

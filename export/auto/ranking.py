@@ -9,13 +9,11 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tables import describe_run, duration, megabytes, titled
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
-    PROMPT,
     QUANTIZED_KINDS,
     SOURCE,
     ModelGraphs,
@@ -25,6 +23,7 @@ from tightbeam.graph_passes import (
     Sizes,
     plan_bytes,
     same_for_all,
+    why_not,
 )
 from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts, predict
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
@@ -115,8 +114,8 @@ def _refusal(folded: ModelGraphs, preset: Preset) -> str:
     """Reason why the algebra does not allow a preset, tried on the first layer of folded graphs; empty if it does."""
     graphs = folded.copy()
     try:
-        (PROMPT if graphs.sizes.decoder_only else SOURCE)[preset.source](graphs, layers=[0])
-        GENERATED[preset.generated](graphs, layers=[0])
+        SOURCE[preset.source].layer_pass(decoder_only=graphs.sizes.decoder_only)(graphs, layers=[0])
+        GENERATED[preset.generated].self_pass(graphs, layers=[0])
     except PassError as error:
         return str(error).partition(": ")[2] or str(error)
     return ""

@@ -35,14 +35,13 @@ from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
 from tightbeam.export.writing.entries import state_entries, tensor_entries
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
-from tightbeam.graph_passes import ModelGraphs, tensorrt_form
+from tightbeam.graph_passes import GENERATED, SOURCE, ModelGraphs, tensorrt_form
 from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
 from tightbeam.plugins.tensorrt.compiler import write_carried
 from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
 
 __all__ = ["build_engine", "run_builds", "write_tensorrt_graphs"]
 
-KEYS_FOR_VALUES = frozenset({"k", "first-k"})
 Progress = Callable[[str, int, int], None]
 
 
@@ -134,7 +133,7 @@ def _check_exact(manifest: Manifest, precision: str) -> None:
     layers = [
         layer.layer
         for layer in manifest.layers
-        if precision != "fp32" and {layer.source, layer.generated} & KEYS_FOR_VALUES
+        if precision != "fp32" and (SOURCE[layer.source].inverts_keys or GENERATED[layer.generated].inverts_keys)
     ]
     if layers:
         raise ExportError(

@@ -50,6 +50,7 @@ Everything is solved in float64.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,37 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.model import Array
+
+
+@dataclass(frozen=True)
+class OneMatrix:
+    """A matrix Z [N, X] that is cached in place of keys and values, and what gives these."""
+
+    of_inputs: Array | None
+    """[D, X]: Z = x ``of_inputs``; None for x itself"""
+    to_keys: Array | None
+    """[X, E]: k = Z ``to_keys``; None if Z are the keys"""
+    to_values: Array
+    """[X, G V]: v = Z ``to_values``"""
+    inverted: Array | None = None
+    """weight whose right inverse is in these"""
+
+
+def over_inputs(W_K: Array, W_V: Array, W_K1: Array | None = None) -> OneMatrix:
+    """Weight absorption over x (``states``, ``x``)."""
+    return OneMatrix(None, W_K, W_V)
+
+
+def over_keys(W_K: Array, W_V: Array, W_K1: Array | None = None) -> OneMatrix:
+    """Keys alone (``k``)."""
+    return OneMatrix(W_K, None, right_inverse_times(W_K, W_V), W_K)
+
+
+def over_first_keys(W_K: Array, W_V: Array, W_K1: Array | None = None) -> OneMatrix:
+    """Weight absorption over the keys of the first layer (``first-k``), in that layer keys alone; its ``W_K1``."""
+    if W_K1 is None:
+        return over_keys(W_K, W_V)
+    return OneMatrix(W_K1, right_inverse_times(W_K1, W_K), right_inverse_times(W_K1, W_V), W_K1)
 
 
 def right_inverse_times(W_K: Array, weight: Array) -> Array:

@@ -9,7 +9,7 @@ beside k' as a factor of the scores, the operator rotates what it reads, and val
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,9 @@ from tightbeam.graph_passes.attention import NORM, ROTATION, AttentionBlock
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import multiply_heads, right_inverse_times, value_heads
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, Sizes
+
+CHANGES = {ROTATION: "rotary positions (RoPE)", NORM: "a norm (RMSNormalization)"}
+"""What an operator between keys and scores is to a user."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,11 @@ def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, all
     for layer, block in blocks.items():
         others = set(block.between) - set(allowed)
         if others:
-            raise unusable_keys(pass_name, layer, others)
+            changes = " and ".join(sorted(CHANGES.get(op, op) for op in others))
+            raise PassError(
+                f"{pass_name}: the keys of layer {layer} go through {changes} before their scores, so this kind of "
+                "cache cannot give them; use kv (--variant dedup)"
+            )
         if block.key.bias is not None and "softcap" in block.attributes and not block.between:
             raise PassError(
                 f"{pass_name}: the keys of layer {layer} have a bias, and their scores a cap, which this kind of cache "
@@ -166,25 +173,8 @@ def require_wide_keys(blocks: Mapping[int, AttentionBlock], pass_name: str) -> N
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:
-            raise narrow_keys(pass_name, layer, D, E, bool(block.between))
-
-
-CHANGES = {ROTATION: "rotary positions (RoPE)", NORM: "a norm (RMSNormalization)"}
-
-
-def unusable_keys(pass_name: str, layer: int, between: Collection[str]) -> PassError:
-    """Error for keys that change between projection and scores, by the operators ``between``."""
-    changes = " and ".join(sorted(CHANGES.get(op, op) for op in between))
-    return PassError(
-        f"{pass_name}: the keys of layer {layer} go through {changes} before their scores, so this kind of cache "
-        "cannot give them; use kv (--variant dedup)"
-    )
-
-
-def narrow_keys(pass_name: str, layer: int, D: int, E: int, changed: bool) -> PassError:
-    """Error for E < D; ``changed``: an operator is between keys and scores, so that ``x`` is impossible too."""
-    return PassError(
-        f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
-        f"the values (key heads shared by query heads, or narrow ones); use kv (--variant dedup)"
-        f"{'' if changed else ', or x'}"
-    )
+            raise PassError(
+                f"{pass_name}: the keys of layer {layer} have {E} numbers and are made of {D}: they do not determine "
+                "the values (key heads shared by query heads, or narrow ones); use kv (--variant dedup)"
+                f"{'' if block.between else ', or x'}"
+            )

@@ -19,24 +19,11 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import cross_attention
-from tightbeam.graph_passes.caches.kinds import LayerPlan
+from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind, SourceKind
+from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, LayerPlan
 from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 
 __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
-
-SOURCE_OPERATORS = {
-    "kv": "SourceAttention",
-    "k": "LatentAttention of keys",
-    "states": "LatentAttention of states",
-    "first-k": "LatentAttention of states",
-}
-GENERATED_OPERATORS = {
-    "kv": "BeamAttention",
-    "k": "BeamLatentAttention of keys",
-    "x": "BeamLatentAttention of inputs",
-}
-"""Operators by kind of cache, and of what, where that is not keys and values. A cache that a standard attention reads
-has none."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +148,8 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
     positions = run.B * run.N
     if sizes.decoder_only:
         return [_product("prompt", weights.encoder, positions, run)]
-    GK, GV, D = sizes.G * sizes.K, sizes.G * sizes.V, sizes.source_D
-    each = {"kv-per-beam": D * (GK + GV), "kv": D * (GK + GV), "k": D * GK, "states": 0, "first-k": 0}
-    projected = sum(each[layer.source] for layer in plan)
-    projected += D * GK if any(layer.source == "first-k" for layer in plan) else 0
+    chosen = [layer.source for layer in plan]
+    projected = sum(SOURCE[name].projected(sizes, chosen.count(name)) for name in set(chosen))
     return [
         _product("encoder", weights.encoder, positions, run),
         _product("source projections", projected, positions, run),
@@ -174,12 +159,10 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
 def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: WeightCounts) -> list[Work]:
     """One step after T generated positions: its products, then both attentions of each layer."""
     works = [_product("products", weights.decoder, sizes.streams * run.R, run)]
-    first = True
-    for layer in plan:
-        is_first = layer.source == "first-k" and first
-        first = first and not is_first
-        works += _source_attention("k" if is_first else layer.source, sizes, run)
-        works += _generated_attention(layer.generated, sizes, run)
+    chosen = [layer.source for layer in plan]
+    for index, layer in enumerate(plan):
+        works += _source_attention(SOURCE[layer.source], chosen.index(layer.source) == index, sizes, run)
+        works += _generated_attention(GENERATED[layer.generated], sizes, run)
     return works
 
 
@@ -189,41 +172,33 @@ def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
     return Work(name, numbers * itemsize, 2 * rows * numbers, rate)
 
 
-def _source_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
-    """Attention over the source, with the products by head that its kind needs."""
-    K, V, D, GK, GV = sizes.K, sizes.V, sizes.source_D, sizes.G * sizes.K, sizes.G * sizes.V
-    read = {"kv-per-beam": run.M * (GK + GV), "kv": GK + GV, "k": GK, "states": D, "first-k": GK}[kind]
-    by_score = {"k": K + GK, "states": 2 * D, "first-k": 2 * GK}.get(kind, K + V)
-    by_row = {"k": GK * V, "states": D * (K + V), "first-k": GK * (K + V)}.get(kind, 0)
-    works = _attention("source attention", run, sizes, run.B * run.N * read, run.N, by_score, by_row)
-    works[0] = replace(works[0], operator=SOURCE_OPERATORS.get(kind, ""))
-    if run.quantized_source and kind != "kv-per-beam":
-        scales = 2 * sizes.G if kind == "kv" else 1
-        rate = "source_rate" if kind == "kv" else "latent_rate"
-        works[0] = replace(works[0], bytes=run.B * run.N * (read + 4 * scales), rate=rate)
+def _source_attention(kind: SourceKind, is_first: bool, sizes: Sizes, run: RunSize) -> list[Work]:
+    """Attention over the source; ``is_first``: in the first layer of the kind."""
+    own = kind.first_attention if is_first and kind.first_attention is not None else kind.attention
+    cost = own(sizes)
+    works = _attention("source attention", cost, run.N, run.M if kind.per_beam else 1, sizes, run)
+    if run.quantized_source and kind.scales is not None:
+        numbers = run.B * run.N * (cost.read + 4 * kind.scales(sizes, 1))
+        works[0] = replace(works[0], bytes=numbers, rate=cost.int8_rate)
     return works
 
 
-def _generated_attention(kind: str, sizes: Sizes, run: RunSize) -> list[Work]:
-    """Attention over the generated part, with the products by head that its kind needs.
+def _generated_attention(kind: GeneratedKind, sizes: Sizes, run: RunSize) -> list[Work]:
+    """Attention over the generated part.
 
     The beams of a sample share all but their newest tokens, so a cache read through ancestry is read about once a
-    sample. A reordered one is copied twice in every step.
+    sample. A reordered one is read by each beam, and copied twice, which reads and writes.
     """
-    K, V, D, GK, GV = sizes.K, sizes.V, sizes.D, sizes.G * sizes.K, sizes.G * sizes.V
-    read = {"kv-reordered": 5 * run.M * (GK + GV), "kv": GK + GV, "k": GK, "x": D}[kind]
-    by_score = {"k": K + GK, "x": 2 * D}.get(kind, K + V)
-    # Beyond what the canonical step projects: per query head, where that has one projection a key head.
-    by_row = {"k": GK * V - D * V * sizes.G // sizes.H, "x": D * (K + V) * (sizes.H - sizes.G) // sizes.H}.get(kind, 0)
-    works = _attention("generated attention", run, sizes, run.B * run.T * read, run.T, by_score, by_row)
-    works[0] = replace(works[0], operator=GENERATED_OPERATORS.get(kind, ""))
+    return _attention(
+        "generated attention", kind.attention(sizes), run.T, 5 * run.M if kind.reordered else 1, sizes, run
+    )
+
+
+def _attention(name: str, cost: AttentionCost, positions: int, reads: int, sizes: Sizes, run: RunSize) -> list[Work]:
+    """Attention over so many positions, read so often a sample, and the products with weights that go with it."""
+    queries = sizes.streams * run.R * sizes.H
+    numbers = run.B * positions * reads * cost.read
+    works = [Work(name, numbers * run.itemsize, 2 * queries * positions * cost.by_score, operator=cost.operator)]
+    if cost.by_row:
+        works.append(_product("products by head", sizes.H * cost.by_row, sizes.streams * run.R, run))
     return works
-
-
-def _attention(
-    name: str, run: RunSize, sizes: Sizes, numbers: int, positions: int, by_score: int, by_row: int
-) -> list[Work]:
-    """Attention over so many cached numbers, and the products of each head, by_row numbers, that go with it."""
-    queries = sizes.streams * run.R
-    attention = Work(name, numbers * run.itemsize, 2 * queries * sizes.H * positions * by_score)
-    return [attention, *([_product("products by head", sizes.H * by_row, queries, run)] if by_row else [])]

@@ -10,70 +10,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tightbeam.graph_passes.attention import NORM, ROTATION
 from tightbeam.graph_passes.caches.bytes import generated_bytes, source_bytes
-from tightbeam.graph_passes.caches.cached_keys import narrow_keys, unusable_keys
-from tightbeam.graph_passes.caches.generated.k import self_keys
-from tightbeam.graph_passes.caches.generated.kv import self_beam_cache
-from tightbeam.graph_passes.caches.generated.kv_reordered import self_reordered
-from tightbeam.graph_passes.caches.generated.x import self_inputs
-from tightbeam.graph_passes.caches.source.first_k import cross_first_keys
-from tightbeam.graph_passes.caches.source.k import cross_keys, prompt_keys
-from tightbeam.graph_passes.caches.source.kv import cross_shared, prompt_shared
-from tightbeam.graph_passes.caches.source.kv_per_beam import cross_per_beam, prompt_per_beam
-from tightbeam.graph_passes.caches.source.states import cross_latent, prompt_inputs
-from tightbeam.graph_passes.model import LayerPass, PassError, RunSize, Sizes
+from tightbeam.graph_passes.caches.generated.k import GENERATED_K
+from tightbeam.graph_passes.caches.generated.kv import GENERATED_KV
+from tightbeam.graph_passes.caches.generated.kv_reordered import GENERATED_KV_REORDERED
+from tightbeam.graph_passes.caches.generated.x import GENERATED_X
+from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
+from tightbeam.graph_passes.caches.source.first_k import SOURCE_FIRST_K
+from tightbeam.graph_passes.caches.source.k import SOURCE_K
+from tightbeam.graph_passes.caches.source.kv import SOURCE_KV
+from tightbeam.graph_passes.caches.source.kv_per_beam import SOURCE_KV_PER_BEAM
+from tightbeam.graph_passes.caches.source.states import SOURCE_STATES
+from tightbeam.graph_passes.model import PassError, RunSize, Sizes
 
 __all__ = [
     "GENERATED",
     "PRESETS",
-    "PROMPT",
     "PROMPT_PAIRS",
     "SOURCE",
     "LayerPlan",
     "Preset",
+    "needs_guard",
     "plan_bytes",
     "presets_of",
     "require_kinds",
-    "require_sizes",
     "same_for_all",
+    "why_not",
 ]
 
-SOURCE: Mapping[str, LayerPass] = {
-    "kv-per-beam": cross_per_beam,
-    "kv": cross_shared,
-    "k": cross_keys,
-    "first-k": cross_first_keys,
-    "states": cross_latent,
-}
-"""Kinds of source cache of an encoder-decoder model, in the order of their passes."""
-
-PROMPT: Mapping[str, LayerPass] = {
-    "kv-per-beam": prompt_per_beam,
-    "kv": prompt_shared,
-    "k": prompt_keys,
-    "states": prompt_inputs,
-}
-"""Kinds of source cache of a decoder-only model, in the order of their passes. Its layers do not read one source, so
-there is no ``first-k``."""
-
-GENERATED: Mapping[str, LayerPass] = {
-    "kv-reordered": self_reordered,
-    "kv": self_beam_cache,
-    "k": self_keys,
-    "x": self_inputs,
-}
+SOURCE_KINDS = (SOURCE_KV_PER_BEAM, SOURCE_KV, SOURCE_K, SOURCE_FIRST_K, SOURCE_STATES)
+"""Kinds of source cache, in the order of their passes."""
+GENERATED_KINDS = (GENERATED_KV_REORDERED, GENERATED_KV, GENERATED_K, GENERATED_X)
 """Kinds of generated cache, in the order of their passes."""
-
+SOURCE: Mapping[str, SourceKind] = {kind.name: kind for kind in SOURCE_KINDS}
+GENERATED: Mapping[str, GeneratedKind] = {kind.name: kind for kind in GENERATED_KINDS}
 PROMPT_PAIRS: Mapping[str, tuple[str, ...]] = {
-    "kv-per-beam": ("kv-reordered",),
-    "kv": ("kv", "k"),
-    "k": ("kv", "k"),
-    "states": ("kv", "k", "x"),
+    source.name: tuple(kind.name for kind in GENERATED_KINDS if source.prefix in kind.prefixes)
+    for source in SOURCE_KINDS
+    if source.prompt_pass is not None
 }
-"""Generated caches that go with each prompt cache. One softmax covers both, so the attention output over the prompt
-must be convertible to the form of the generated cache (``prefix.py``), and ``kv-reordered`` reads both caches
-as one. In an encoder-decoder model any two kinds go together."""
+"""Generated caches that go with each prompt cache. One softmax covers both, so the pass of the generated cache must
+take the form of the attention output over the prompt. In an encoder-decoder model any two kinds go together."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +58,7 @@ class LayerPlan:
     """Kinds of cache of one layer, and the reason for them."""
 
     source: str
-    """key of ``SOURCE`` or ``PROMPT``"""
+    """key of ``SOURCE``"""
     generated: str
     """key of ``GENERATED``"""
     reason: str
@@ -117,10 +94,10 @@ def presets_of(sizes: Sizes) -> dict[str, Preset]:
     for name, preset in PRESETS.items():
         try:
             require_kinds(same_for_all(preset, 1, ""), decoder_only=sizes.decoder_only)
-            require_sizes(preset, sizes)
         except PassError:
             continue
-        found[name] = preset
+        if not why_not(preset, sizes):
+            found[name] = preset
     return found
 
 
@@ -144,13 +121,13 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> tuple[i
     tuple
         Bytes of the source caches, and of the generated caches at T positions.
     """
-    source = source_bytes([layer.source for layer in plan], sizes, run)
-    return source, generated_bytes([layer.generated for layer in plan], sizes, run)
+    source = source_bytes([SOURCE[layer.source] for layer in plan], sizes, run)
+    return source, generated_bytes([GENERATED[layer.generated] for layer in plan], sizes, run)
 
 
 def require_kinds(plan: Sequence[LayerPlan], *, decoder_only: bool) -> None:
     """Raise PassError for a kind of cache that does not exist, and for two that do not go together."""
-    source = PROMPT if decoder_only else SOURCE
+    source = PROMPT_PAIRS if decoder_only else SOURCE
     for kinds, chosen in ((source, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
         unknown = sorted(set(chosen) - kinds.keys())
         if unknown:
@@ -165,30 +142,17 @@ def require_kinds(plan: Sequence[LayerPlan], *, decoder_only: bool) -> None:
             )
 
 
-def require_sizes(preset: Preset, sizes: Sizes) -> None:
-    """Refuse a preset that no model of these sizes can have, before there are graphs.
+def why_not(preset: Preset, sizes: Sizes) -> str:
+    """The reason why no model of these sizes can have a preset's caches, as a verb phrase; empty if it can.
 
     The passes check the graphs themselves, and may refuse more.
-
-    Parameters
-    ----------
-    preset
-        Kinds of cache, known and going together (``require_kinds``).
-    sizes
-        Sizes of the model.
-
-    Raises
-    ------
-    PassError
-        In the words of the pass that would refuse the graph.
     """
-    between = [op for op, present in ((ROTATION, sizes.rotary), (NORM, sizes.key_norm)) if present]
-    E = sizes.G * sizes.K
-    for kinds, kind in ((PROMPT if sizes.decoder_only else SOURCE, preset.source), (GENERATED, preset.generated)):
-        name = getattr(kinds[kind], "__name__", kind)
-        changes = [] if kinds is SOURCE else between  # keys of an encoder's positions meet their queries as they are
-        if changes and kind in ("states", "x"):
-            raise unusable_keys(name, 0, changes)
-        D = sizes.D if kinds is GENERATED else sizes.source_D
-        if E < D and kind in ("k", "first-k"):
-            raise narrow_keys(name, 0, D, E, bool(changes))
+    source, generated = SOURCE[preset.source], GENERATED[preset.generated]
+    if sizes.decoder_only and source.prompt_pass is None:
+        return "cannot be used with a decoder-only model, whose layers do not read one source"
+    return source.refusal(sizes) or generated.refusal(sizes)
+
+
+def needs_guard(plan: Sequence[LayerPlan]) -> bool:
+    """True if some layer caches anything else than keys and values, whose error an export measures."""
+    return any(SOURCE[layer.source].one_matrix or GENERATED[layer.generated].one_matrix for layer in plan)

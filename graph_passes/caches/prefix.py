@@ -26,8 +26,10 @@ from tightbeam.graph_passes.model import PassError, Sizes
 
 VALUES, KEYS, INPUTS = "values", "keys", "inputs"
 """Forms of a prefix output, by the rows that it is a weighted sum of: each head's values [R, H V], whole rows of keys
-[R, H E], or the layer's inputs [R, H D]. Values come of all three, keys of values and inputs; inputs of no other, so
-that ``kinds.PROMPT_PAIRS`` leaves these pairs out."""
+[R, H E], or the layer's inputs [R, H D]. :func:`prefix_of` makes values and keys of all three, inputs of inputs alone.
+"""
+CONCATENATED = "concatenated"
+"""In place of a form: keys and values of the prompt precede those of the generated part in one attention."""
 
 
 def query_rows(build: Builder, block: AttentionBlock, sizes: Sizes) -> gs.Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
+from tightbeam.graph_passes.caches.kinds import SOURCE_KINDS
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult, RunSize
 from tightbeam.plugins.ops import OPERATORS as TABLES
 from tightbeam.plugins.ops._softmax import KEY_BIAS
@@ -26,7 +27,7 @@ from tightbeam.plugins.ops._softmax import KEY_BIAS
 __all__ = ["QUANTIZED_KINDS", "quantize_source"]
 
 NAME = "quantize_source"
-QUANTIZED_KINDS = ("kv", "states")
+QUANTIZED_KINDS = tuple(kind.name for kind in SOURCE_KINDS if kind.scales is not None)
 """Kinds of source cache whose rows can be integers. ``k`` and ``first-k`` make values of keys by an inverse of W_K,
 which multiplies the rounding: the demo model's log-probabilities then differ by 17 and 53 %, with these by 0.2 and 0.3.
 """

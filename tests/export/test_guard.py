@@ -24,9 +24,8 @@ from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.accuracy.guard import ERROR_RATIO, GuardResult, guard
 from tightbeam.export.accuracy.layer_attention import BASELINE_PRECISION
 from tightbeam.export.accuracy.reference import Generation, Reference, greedy
-from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, rewrite, same_for_all
+from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, needs_guard, rewrite, same_for_all
 
 L = 3
 CROSS_1 = "model.decoder.layers.1.encoder_attn.k_proj.weight"

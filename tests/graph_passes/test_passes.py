@@ -257,7 +257,7 @@ def test_keys_narrower_than_the_model_are_refused(apply: LayerPass, canonical: M
         apply(graphs)
 
 
-LAYER_PASSES = [*SOURCE.values(), *GENERATED.values()]
+LAYER_PASSES = [*(kind.cross_pass for kind in SOURCE.values()), *(kind.self_pass for kind in GENERATED.values())]
 
 
 @pytest.mark.parametrize("apply", LAYER_PASSES)

@@ -16,11 +16,13 @@ Operator: ``plugins/ops/beam_latent_attention``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import NORM, ROTATION, project_together
 from tightbeam.graph_passes.builder import read_instead
+from tightbeam.graph_passes.caches.algebra import over_keys
 from tightbeam.graph_passes.caches.bytes import generated_saved
 from tightbeam.graph_passes.caches.cached_keys import (
     CachedKeys,
@@ -29,8 +31,9 @@ from tightbeam.graph_passes.caches.cached_keys import (
     require_wide_keys,
 )
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
-from tightbeam.graph_passes.caches.prefix import KEYS, share_query
-from tightbeam.graph_passes.model import ModelGraphs, PassResult
+from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind, refuse_narrow_keys
+from tightbeam.graph_passes.caches.prefix import INPUTS, KEYS, VALUES, share_query
+from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 
 NAME = "self_keys"
 
@@ -63,4 +66,23 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         values = cached.values(build, block, attended, sizes)
         block.replace_with(build.positions(values, sizes.H * sizes.V))
     caches.finish()
-    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved("k", len(caches.blocks), sizes))
+    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved(GENERATED_K, len(caches.blocks), sizes))
+
+
+def _attention(sizes: Sizes) -> AttentionCost:
+    """Values for each query head; the canonical step projects them once a key head."""
+    cost = AttentionCost.over_keys(sizes, "BeamLatentAttention of keys")
+    return replace(cost, by_row=cost.by_row - sizes.D * sizes.V * sizes.G // sizes.H)
+
+
+GENERATED_K = GeneratedKind(
+    name="k",
+    self_pass=self_keys,
+    prefixes=(VALUES, KEYS, INPUTS),
+    numbers=lambda sizes: sizes.key_numbers,
+    attention=_attention,
+    one_matrix=over_keys,
+    safer="x",
+    inverts_keys=True,
+    refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.D),
+)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.caches.bytes import generated_saved
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
-from tightbeam.graph_passes.caches.prefix import VALUES
+from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind
+from tightbeam.graph_passes.caches.prefix import INPUTS, KEYS, VALUES
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "self_beam_cache"
@@ -37,4 +38,13 @@ def self_beam_cache(graphs: ModelGraphs, layers: Sequence[int] | None = None) ->
         attended = caches.attend("BeamAttention", layer, inputs, outputs, sizes.V, VALUES)
         block.replace_with(build.positions(attended, sizes.H * sizes.V))
     caches.finish()
-    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved("kv", len(caches.blocks), sizes))
+    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved(GENERATED_KV, len(caches.blocks), sizes))
+
+
+GENERATED_KV = GeneratedKind(
+    name="kv",
+    self_pass=self_beam_cache,
+    prefixes=(VALUES, KEYS, INPUTS),
+    numbers=lambda sizes: sizes.key_value_numbers,
+    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V, operator="BeamAttention"),
+)

@@ -16,6 +16,8 @@ import numpy as np
 
 from tightbeam.graph_passes.attention import past_concat, self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input, tidy
+from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind
+from tightbeam.graph_passes.caches.prefix import CONCATENATED
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassResult
 
 NAME = "self_reordered"
@@ -46,3 +48,13 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
     tidy(decoder)
     graphs.states += tuple(states)
     return PassResult(NAME, len(blocks))
+
+
+GENERATED_KV_REORDERED = GeneratedKind(
+    name="kv-reordered",
+    self_pass=self_reordered,
+    prefixes=(CONCATENATED,),
+    numbers=lambda sizes: sizes.key_value_numbers,
+    reordered=True,
+    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
+)

@@ -13,13 +13,15 @@ Well-conditioned for any weights. Operator: ``plugins/ops/beam_latent_attention`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, value_heads
+from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, over_inputs, value_heads
 from tightbeam.graph_passes.caches.bytes import generated_saved
 from tightbeam.graph_passes.caches.cached_keys import require_one_source
 from tightbeam.graph_passes.caches.generated._self_attention import SelfAttentionCaches
+from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind, refuse_changed_keys
 from tightbeam.graph_passes.caches.prefix import INPUTS
-from tightbeam.graph_passes.model import ModelGraphs, PassResult
+from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 
 NAME = "self_inputs"
 
@@ -43,4 +45,22 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         values = multiply_heads(build, attended, W_V, dtype)
         block.replace_with(build.positions(values, sizes.H * sizes.V))
     caches.finish()
-    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved("x", len(caches.blocks), sizes))
+    return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved(GENERATED_X, len(caches.blocks), sizes))
+
+
+def _attention(sizes: Sizes) -> AttentionCost:
+    """Keys and values for each query head; the canonical step projects them once a key head."""
+    by_row = sizes.D * (sizes.K + sizes.V) * (sizes.H - sizes.G) // sizes.H
+    return replace(AttentionCost.over_rows(sizes, sizes.D, "BeamLatentAttention of inputs"), by_row=by_row)
+
+
+GENERATED_X = GeneratedKind(
+    name="x",
+    self_pass=self_inputs,
+    prefixes=(INPUTS,),
+    numbers=lambda sizes: sizes.D,
+    attention=_attention,
+    one_matrix=over_inputs,
+    safer="kv",
+    refusal=refuse_changed_keys,
+)

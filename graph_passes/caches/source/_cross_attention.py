@@ -7,8 +7,8 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import AttentionBlock, Projection
 from tightbeam.graph_passes.builder import Builder, graph_input, remove_inputs, tidy
-from tightbeam.graph_passes.caches.algebra import multiply_heads
-from tightbeam.graph_passes.model import Array, ModelGraphs
+from tightbeam.graph_passes.caches.algebra import OneMatrix, key_heads, multiply_heads, value_heads
+from tightbeam.graph_passes.model import ModelGraphs, Sizes
 
 STATES = "encoder_hidden_states"
 
@@ -50,66 +50,43 @@ def source_tensor(graphs: ModelGraphs, tensor: gs.Tensor, name: str, shape: list
     return graph_input(graphs.decoder, name, dtype, shape)
 
 
-def attend_states(
+def attend_matrix(
     build: Builder,
     block: AttentionBlock,
-    name: str,
-    states: gs.Tensor,
+    layer: int,
+    matrix: gs.Tensor,
     flags: gs.Tensor,
-    W_K: Array,
-    W_V: Array,
-    rows: str,
+    form: OneMatrix,
+    sizes: Sizes,
 ) -> None:
-    """Replace a block's attention by weight absorption over ``states`` [B, N, X].
+    """Replace a layer's attention by one over a matrix that holds keys, or what keys are made of.
 
-        Q - MatMul W_K,i^T - LatentAttention(., states, flags) - MatMul W_V,i
+        Q [- MatMul to_keys,i^T] - LatentAttention(., matrix, flags) - MatMul to_values,i
 
     Parameters
     ----------
     build
         Builder of the decoder.
-    block
-        The attention.
-    name
-        Name of the operator's output.
-    states
-        [B, N, X], read as keys and as values, whole rows.
+    block, layer
+        The attention and its layer.
+    matrix
+        [B, N, X], read as keys and as values, whole rows; scores with keys themselves read a head's own part of a row.
     flags
         bool [B, N].
-    W_K, W_V
-        [H, K, X] and [H, X, V].
-    rows
-        Name of the row dimension (``Sizes.rows``).
+    form
+        Weights that make keys and values of the matrix.
+    sizes
+        Sizes of the model.
     """
-    H, _, X = W_K.shape
     dtype = block.key.weight.dtype
-    queries = multiply_heads(build, block.query.output, W_K, dtype)  # [R, H, X]
-    attended = build.variable(name, [rows, H, X])
-    build.operator("LatentAttention", [queries, states, flags], block.attributes, [attended])
-    block.replace_with(build.positions(multiply_heads(build, attended, W_V, dtype), H * W_V.shape[2]))
-
-
-def attend_keys(
-    build: Builder,
-    block: AttentionBlock,
-    name: str,
-    keys: gs.Tensor,
-    flags: gs.Tensor,
-    W_KV: Array,
-    rows: str,
-) -> None:
-    """Replace a block's attention by one over its ``keys`` [B, N, G K] alone.
-
-        Q - LatentAttention(., keys, flags) - MatMul W_KV,i
-
-    A head's scores read its own part of a row; its output is made of whole rows, through ``W_KV`` [H, G K, V]. The
-    other parameters are those of :func:`attend_states`.
-    """
-    H, E, V = W_KV.shape
-    queries = build.reshape(block.query.output, [-1, H, block.query.weight.shape[1] // H])  # [R, H, K]
-    attended = build.variable(name, [rows, H, E])
-    build.operator("LatentAttention", [queries, keys, flags], block.attributes, [attended])
-    block.replace_with(build.positions(multiply_heads(build, attended, W_KV, block.key.weight.dtype), H * V))
+    if form.to_keys is None:
+        queries = build.reshape(block.query.output, [-1, sizes.H, sizes.K])
+    else:
+        queries = multiply_heads(build, block.query.output, key_heads(form.to_keys, sizes.H, sizes.K), dtype)
+    to_values = value_heads(form.to_values, sizes.H, sizes.V)  # [H, X, V]
+    attended = build.variable(f"attended_{layer}", [sizes.rows, sizes.H, to_values.shape[1]])
+    build.operator("LatentAttention", [queries, matrix, flags], block.attributes, [attended])
+    block.replace_with(build.positions(multiply_heads(build, attended, to_values, dtype), sizes.H * sizes.V))
 
 
 def drop_encoder_states(graphs: ModelGraphs) -> None:

@@ -17,15 +17,11 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.attention import cross_attention
 from tightbeam.graph_passes.builder import Builder
-from tightbeam.graph_passes.caches.algebra import key_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.caches.algebra import over_first_keys
 from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.cached_keys import require_one_source, require_wide_keys
-from tightbeam.graph_passes.caches.source._cross_attention import (
-    attend_keys,
-    attend_states,
-    drop_encoder_states,
-    keys_in_encoder,
-)
+from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind, refuse_narrow_keys
+from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, keys_in_encoder
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
@@ -41,14 +37,25 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
     require_wide_keys({first: blocks[first]}, NAME)
     build = Builder(graphs.decoder, NAME)
     flags = sample_flags(graphs, build)
-    W_K1 = blocks[first].key.weight.values
     keys = keys_in_encoder(graphs, blocks[first], first)
-    for layer in others:
+    for layer in (*others, first):
         block = blocks[layer]
-        W_K = key_heads(right_inverse_times(W_K1, block.key.weight.values), sizes.H, sizes.K)  # [H, K, E]
-        W_V = value_heads(right_inverse_times(W_K1, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
-        attend_states(build, block, f"attended_{layer}", keys, flags, W_K, W_V, sizes.rows)
-    W_KV = right_inverse_times(W_K1, blocks[first].value.weight.values)
-    attend_keys(build, blocks[first], f"attended_{first}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
+        W_K1 = None if layer == first else blocks[first].key.weight.values
+        form = over_first_keys(block.key.weight.values, block.value.weight.values, W_K1)
+        attend_matrix(build, block, layer, keys, flags, form, sizes)
     drop_encoder_states(graphs)
-    return PassResult(NAME, len(blocks), bytes_saved=source_saved("first-k", len(blocks), sizes))
+    return PassResult(NAME, len(blocks), bytes_saved=source_saved(SOURCE_FIRST_K, len(blocks), sizes))
+
+
+SOURCE_FIRST_K = SourceKind(
+    name="first-k",
+    cross_pass=cross_first_keys,
+    numbers=lambda sizes, layers: sizes.key_numbers,
+    projected=lambda sizes, layers: sizes.source_D * sizes.E,
+    attention=lambda sizes: AttentionCost.over_rows(sizes, sizes.E, "LatentAttention of states"),
+    first_attention=lambda sizes: AttentionCost.over_keys(sizes, "LatentAttention of keys"),
+    one_matrix=over_first_keys,
+    safer="states",
+    inverts_keys=True,
+    refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.source_D),
+)

@@ -23,11 +23,12 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.attention import NORM, ROTATION, cross_attention, prompt_attention, self_attention
 from tightbeam.graph_passes.builder import Builder
-from tightbeam.graph_passes.caches.algebra import right_inverse_times, value_heads
+from tightbeam.graph_passes.caches.algebra import over_keys
 from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys, require_one_source, require_wide_keys
+from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind, refuse_narrow_keys
 from tightbeam.graph_passes.caches.prefix import KEYS, query_rows
-from tightbeam.graph_passes.caches.source._cross_attention import attend_keys, drop_encoder_states, keys_in_encoder
+from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, keys_in_encoder
 from tightbeam.graph_passes.caches.source._prompt_latents import PromptLatents
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
@@ -44,11 +45,10 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     build = Builder(graphs.decoder, CROSS_NAME)
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
-        W_KV = right_inverse_times(block.key.weight.values, block.value.weight.values)  # [E, G V]
-        keys = keys_in_encoder(graphs, block, layer)
-        attend_keys(build, block, f"attended_{layer}", keys, flags, value_heads(W_KV, sizes.H, sizes.V), sizes.rows)
+        form = over_keys(block.key.weight.values, block.value.weight.values)
+        attend_matrix(build, block, layer, keys_in_encoder(graphs, block, layer), flags, form, sizes)
     drop_encoder_states(graphs)
-    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))
+    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved(SOURCE_K, len(blocks), sizes))
 
 
 def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
@@ -67,4 +67,19 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
         if own.norm is not None:
             scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]
         latents.attend(layer, block, queries, cached, f"source.{layer}.key", sizes.G * sizes.K, scales)
-    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved("k", len(blocks), sizes))
+    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved(SOURCE_K, len(blocks), sizes))
+
+
+SOURCE_K = SourceKind(
+    name="k",
+    cross_pass=cross_keys,
+    prompt_pass=prompt_keys,
+    prefix=KEYS,
+    numbers=lambda sizes, layers: layers * sizes.key_numbers,
+    projected=lambda sizes, layers: layers * sizes.source_D * sizes.E,
+    attention=lambda sizes: AttentionCost.over_keys(sizes, "LatentAttention of keys"),
+    one_matrix=over_keys,
+    safer="states",
+    inverts_keys=True,
+    refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.source_D),
+)

@@ -24,6 +24,7 @@ from tightbeam.graph_passes.attention import cross_attention, self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
 from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.key_bias import KeyBias
+from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind
 from tightbeam.graph_passes.caches.prefix import VALUES, query_rows, set_prefix
 from tightbeam.graph_passes.caches.source._cross_attention import drop_encoder_states, project_in_encoder, source_tensor
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags, sample_flags
@@ -49,7 +50,7 @@ def cross_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
         build.operator("SourceAttention", [query, *sources, flags], block.attributes, [attended])
         block.replace_with(build.positions(attended, sizes.H * sizes.V))
     drop_encoder_states(graphs)
-    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))
+    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved(SOURCE_KV, len(blocks), sizes))
 
 
 def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
@@ -69,4 +70,18 @@ def prompt_shared(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
         inputs = [query_rows(build, block, sizes), *sources, flags.of(layer), *bias.table()]
         build.operator("SourceAttention", inputs, block.attributes, [attended, lse])
         set_prefix(block, VALUES, attended, lse)
-    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved("kv", len(blocks), sizes))
+    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved(SOURCE_KV, len(blocks), sizes))
+
+
+SOURCE_KV = SourceKind(
+    name="kv",
+    cross_pass=cross_shared,
+    prompt_pass=prompt_shared,
+    prefix=VALUES,
+    numbers=lambda sizes, layers: layers * sizes.key_value_numbers,
+    scales=lambda sizes, layers: layers * 2 * sizes.G,
+    projected=lambda sizes, layers: layers * sizes.source_D * sizes.key_value_numbers,
+    attention=lambda sizes: AttentionCost(
+        sizes.key_value_numbers, sizes.K + sizes.V, operator="SourceAttention", int8_rate="source_rate"
+    ),
+)

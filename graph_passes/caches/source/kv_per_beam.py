@@ -23,6 +23,8 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 from tightbeam.graph_passes.builder import Builder, graph_input
 from tightbeam.graph_passes.caches.key_bias import KeyBias
+from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind
+from tightbeam.graph_passes.caches.prefix import CONCATENATED
 from tightbeam.graph_passes.caches.source._cross_attention import drop_encoder_states, project_in_encoder, source_tensor
 from tightbeam.graph_passes.caches.source_inputs import PromptFlags, beam_flags, repeat_for_beams
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
@@ -116,3 +118,15 @@ def _mask(
     if graphs.key_bias is None:
         return seen
     return build.add("Where", [seen, bias.of_all(N, own), build.constant(-np.inf, np.float32)])
+
+
+SOURCE_KV_PER_BEAM = SourceKind(
+    name="kv-per-beam",
+    cross_pass=cross_per_beam,
+    prompt_pass=prompt_per_beam,
+    prefix=CONCATENATED,
+    numbers=lambda sizes, layers: layers * sizes.key_value_numbers,
+    per_beam=True,
+    projected=lambda sizes, layers: layers * sizes.source_D * sizes.key_value_numbers,
+    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
+)

@@ -23,11 +23,12 @@ from collections.abc import Sequence
 
 from tightbeam.graph_passes.attention import cross_attention, prompt_attention, self_attention
 from tightbeam.graph_passes.builder import Builder, tidy
-from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, value_heads
+from tightbeam.graph_passes.caches.algebra import key_heads, multiply_heads, over_inputs
 from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.cached_keys import require_one_source
+from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind, refuse_changed_keys
 from tightbeam.graph_passes.caches.prefix import INPUTS, query_rows
-from tightbeam.graph_passes.caches.source._cross_attention import STATES, attend_states
+from tightbeam.graph_passes.caches.source._cross_attention import STATES, attend_matrix
 from tightbeam.graph_passes.caches.source._prompt_latents import PromptLatents
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
@@ -45,11 +46,10 @@ def cross_latent(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pa
     states.shape = ["B", "N", sizes.source_D]
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
-        W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]
-        W_V = value_heads(block.value.weight.values, sizes.H, sizes.V)  # [H, D, V]
-        attend_states(build, block, f"attended_{layer}", states, flags, W_K, W_V, sizes.rows)
+        form = over_inputs(block.key.weight.values, block.value.weight.values)
+        attend_matrix(build, block, layer, states, flags, form, sizes)
     tidy(graphs.decoder)
-    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved("states", len(blocks), sizes))
+    return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved(SOURCE_STATES, len(blocks), sizes))
 
 
 def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
@@ -64,4 +64,21 @@ def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
         W_K = key_heads(block.key.weight.values, sizes.H, sizes.K)  # [H, K, D]
         queries = multiply_heads(build, query_rows(build, block, sizes), W_K, block.key.weight.dtype)  # [R, H, D]
         latents.attend(layer, block, queries, prompt[layer].key.source, f"source.{layer}.input", sizes.D)
-    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved("states", len(blocks), sizes))
+    return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved(SOURCE_STATES, len(blocks), sizes))
+
+
+SOURCE_STATES = SourceKind(
+    name="states",
+    cross_pass=cross_latent,
+    prompt_pass=prompt_inputs,
+    prefix=INPUTS,
+    numbers=lambda sizes, layers: layers * sizes.D if sizes.decoder_only else sizes.source_D,
+    scales=lambda sizes, layers: layers if sizes.decoder_only else 1,
+    projected=lambda sizes, layers: 0,
+    attention=lambda sizes: AttentionCost.over_rows(
+        sizes, sizes.source_D, "LatentAttention of states", int8_rate="latent_rate"
+    ),
+    one_matrix=over_inputs,
+    safer="kv",
+    refusal=lambda sizes: refuse_changed_keys(sizes) if sizes.decoder_only else "",
+)

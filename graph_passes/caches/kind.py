@@ -1,0 +1,132 @@
+"""The record of a kind of cache: what other modules have to know of it.
+
+A record stands beside the kind's passes, in ``source/<kind>.py`` or ``generated/<kind>.py``; ``kinds`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tightbeam.graph_passes.caches.algebra import OneMatrix
+from tightbeam.graph_passes.model import Array, LayerPass, Sizes
+
+__all__ = [
+    "AttentionCost",
+    "Count",
+    "GeneratedKind",
+    "MatrixOf",
+    "Refusal",
+    "SourceKind",
+    "refuse_changed_keys",
+    "refuse_narrow_keys",
+]
+
+Count = Callable[[Sizes, int], int]
+"""A count of something in so many layers."""
+MatrixOf = Callable[[Array, Array, Array | None], OneMatrix]
+"""The matrix that a layer caches: of its W_K [D, E], its W_V [D, G V], and W_K of the first layer of the kind, which is
+None in that layer."""
+Refusal = Callable[[Sizes], str]
+"""The reason why no model of these sizes can have a kind, as a verb phrase; empty if it can."""
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """What one layer's attention over a cache reads and multiplies in a step."""
+
+    read: int
+    """numbers of the cache at a position"""
+    by_score: int
+    """multiplications of a query head at a position"""
+    by_row: int = 0
+    """multiplications of a query head with weights, beyond those of the canonical step"""
+    operator: str = ""
+    """key of ``Machine.kernels``: an operator, and over what, if not keys and values; empty for ONNX's Attention"""
+    int8_rate: str = ""
+    """field of ``Machine``: operations a second over a cache in int8"""
+
+    @classmethod
+    def over_keys(cls, sizes: Sizes, operator: str) -> AttentionCost:
+        """Attention over cached keys [N, E], of which values are made."""
+        return cls(sizes.E, sizes.K + sizes.E, sizes.E * sizes.V, operator)
+
+    @classmethod
+    def over_rows(cls, sizes: Sizes, X: int, operator: str, int8_rate: str = "") -> AttentionCost:
+        """Attention over cached rows [N, X], of which keys and values are made (weight absorption)."""
+        return cls(X, 2 * X, X * (sizes.K + sizes.V), operator, int8_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceKind:
+    """A kind of source cache, a value of ``--source-cache``."""
+
+    name: str
+    cross_pass: LayerPass
+    """makes the cross-attention cache of an encoder-decoder model"""
+    prompt_pass: LayerPass | None = None
+    """makes the prompt cache of a decoder-only model; None if it cannot have the kind"""
+    prefix: str = ""
+    """form of the prefix output that ``prompt_pass`` leaves for the generated cache (``prefix.py``)"""
+    numbers: Count
+    """numbers cached of one position; of one beam, if each has its own"""
+    per_beam: bool = False
+    """each beam of a sample has its own"""
+    scales: Count | None = None
+    """scales of one position in int8, one for each row that is quantized; None if the kind cannot be int8"""
+    projected: Count
+    """weights of an encoder-decoder model that project the encoder's output to what is cached"""
+    attention: Callable[[Sizes], AttentionCost]
+    first_attention: Callable[[Sizes], AttentionCost] | None = None
+    """of the first layer of the kind, if all others read what that one caches; the kind is then for all or for none"""
+    one_matrix: MatrixOf | None = None
+    """what is cached in place of keys and values; the guard measures it. None for keys and values themselves"""
+    safer: str = ""
+    """the kind that replaces this one in a layer where it is not exact enough; with ``one_matrix``"""
+    inverts_keys: bool = False
+    """values are made of keys by a right inverse, which half precision seldom bears"""
+    refusal: Refusal = lambda sizes: ""
+
+    def layer_pass(self, *, decoder_only: bool) -> LayerPass:
+        """The pass for a model that can have the kind."""
+        found = self.prompt_pass if decoder_only else self.cross_pass
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedKind:
+    """A kind of generated cache, a value of ``--generated-cache``."""
+
+    name: str
+    self_pass: LayerPass
+    prefixes: tuple[str, ...]
+    """forms of a prompt's prefix output that the pass takes (``prefix.py``): the prompt caches that go with the kind"""
+    numbers: Callable[[Sizes], int]
+    """numbers that a layer caches of one position of a row"""
+    reordered: bool = False
+    """each step copies the cache twice to reorder the beams; if not, it reads the shared past once a sample"""
+    attention: Callable[[Sizes], AttentionCost]
+    one_matrix: MatrixOf | None = None
+    """as in ``SourceKind``"""
+    safer: str = ""
+    """as in ``SourceKind``"""
+    inverts_keys: bool = False
+    """as in ``SourceKind``"""
+    refusal: Refusal = lambda sizes: ""
+
+
+def refuse_changed_keys(sizes: Sizes) -> str:
+    """Refuse keys made of cached inputs in a model that rotates or normalises its keys."""
+    if sizes.rotary:
+        return "cannot be used with rotary positions (RoPE): keys made of cached inputs would not be rotated"
+    if sizes.key_norm:
+        return "cannot be used with a norm of the keys: keys made of cached inputs would not be normalised"
+    return ""
+
+
+def refuse_narrow_keys(sizes: Sizes, D: int) -> str:
+    """Refuse values made of keys, if these have fewer numbers than the D that they are projected from."""
+    if D > sizes.E:
+        return f"cannot be used with keys of {sizes.E} numbers in a model {D} wide: they do not determine the values"
+    return ""
