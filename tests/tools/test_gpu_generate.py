@@ -40,7 +40,6 @@ def notes_of(results: Path) -> list[str]:
 class Rehearsed:
     output: Path
     work: Path
-    models: tuple[str, ...]
     least_peak_bytes: int
 
 
@@ -56,9 +55,9 @@ def rehearsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     output, work = folder / "generate.json", folder / "work"
     if request.param == "as it runs":
         command = [sys.executable, "-m", "tools.gpu.generate", "--rehearse", "--output", str(output)]
-        options = ["--work", str(work), "--rates", str(rates), "--batch", "2", "--family", "gpt2", "--rounds", "1"]
+        options = ["--work", str(work), "--rates", str(rates), "--batch", "2", "--rounds", "1"]
         subprocess.run([*command, *options], check=True, capture_output=True, timeout=300, cwd=ROOT)
-        return Rehearsed(output, work, ("bart-large", "gpt2"), 1)
+        return Rehearsed(output, work, 1)
 
     works = {
         "tools.gpu._generate.bundles": bundles.make_bundles,
@@ -74,16 +73,14 @@ def rehearsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("default")  # as in processes of their own
         patch.setattr(generate, "run_case", run)
-        generate.main(output, True, work, rates=rates, batch=[2], family=[], rounds=1)
-    return Rehearsed(output, work, ("bart-large",), 0)  # a case takes the memory that one before it left
+        generate.main(output, True, work, rates=rates, batch=[2], rounds=1)
+    return Rehearsed(output, work, 0)  # a case takes the memory that one before it left
 
 
 def test_every_side_is_checked_predicted_and_timed(rehearsed: Rehearsed) -> None:
     output = rehearsed.output
     checked = rows_of(output, "Checked")
-    assert [(row["model"], row["variant"]) for row in checked] == [
-        (model, variant) for variant in VARIANTS for model in rehearsed.models
-    ]
+    assert [row["variant"] for row in checked] == list(VARIANTS)
     assert {row["float32 tokens against transformers on this device"] for row in checked} == {"equal"}
     assert all(int(row["tokens"]) > 20 for row in checked)
     cases = rows_of(output, "End to end")
@@ -95,13 +92,11 @@ def test_every_side_is_checked_predicted_and_timed(rehearsed: Rehearsed) -> None
     figures = json.loads(output.read_text())["figures"]
     for name in VARIANTS:
         case = figures["cases"][f"{name}, 2"]
-        assert case["encoder_s"] > 0 and 0 < case["step_s"] <= case["steps_s"]
-        assert case["encoder_s"] + case["steps_s"] < case["seconds"][-1]
+        assert 0 < case["one_token_s"][0] < case["seconds"][-1]
         assert case["peak_bytes"] >= rehearsed.least_peak_bytes
         assert case["new_tokens"] == 12 and case["repeatable"]
     kept = {name: figures["cases"][f"{name}, 2"]["cache_bytes"] for name in VARIANTS}
-    assert kept["baseline"][0] == 2 * 3 * 4 * kept["el"][0] == 4 * kept["dedup"][0]
-    assert kept["dedup"][1] == 2 * kept["slim"][1]
+    assert kept["baseline"][0] == 2 * 2 * 4 * kept["el"][0] == 4 * kept["dedup"][0]
     (target,) = rows_of(output, "Target")
     assert target["target 10x"] == ("met" if figures["times_transformers"] >= 10 else "missed")
 
@@ -120,18 +115,17 @@ def test_a_wrong_token_is_found_and_its_side_not_timed(rehearsed: Rehearsed, tmp
     work = tmp_path / "work"
     shutil.copytree(rehearsed.work, work)
     shift_largest_weight(work / "bart-large-el-fp32" / "weights.safetensors")
-    request = {"work": str(work), "variants": ["dedup", "el"], "families": [], "device": "cpu"}
+    request = {"work": str(work), "variants": ["dedup", "el"], "device": "cpu"}
     run_case = process.run_case
     checked = run_case("tools.gpu._generate.check", {**request, "source": 40, "new_tokens": 12}, tmp_path, 120)
     said = {one["variant"]: one["said"] for one in checked.found["checks"]}
     assert said["dedup"] == "equal"
-    assert said["el"].startswith("differs: sample 0, token 1 is ")
+    assert said["el"].startswith("differs: sample 0, token 2 is ")
     output = tmp_path / "results.json"
     results = _results.Results(output)
     checks = checked.found["checks"]
     assert generate.report_checks(results, checks, ["dedup", "el", "slim"]) == ["dedup"]
-    assert [note.partition(" ")[0] for note in notes_of(output)[:2]] == ["el", "slim"]
-    assert notes_of(output)[2:] == ["Tokens that are not those of transformers: el of bart-large."]
+    assert [note.partition(" ")[0] for note in notes_of(output)] == ["el", "slim"]
 
 
 def shift_largest_weight(path: Path) -> None:
@@ -168,7 +162,7 @@ def test_a_crash_of_the_comparison_skips_one_variant(tmp_path: Path) -> None:
     def run(variants: list[str]) -> Any:
         asked.append(list(variants))
         before = variants[: variants.index("el")] if "el" in variants else variants
-        checks = [{"model": "bart-large", "variant": variant, "tokens": 9, "said": "equal"} for variant in before]
+        checks = [{"variant": variant, "tokens": 9, "said": "equal"} for variant in before]
         how = "killed by SIGSEGV" if "el" in variants else "done"
         return process.Ended(how, "", {"checks": checks})
 
@@ -198,7 +192,7 @@ def work(request, report):
             raise ValueError("cannot run the decoder") from error
     if ending == "broken":
         raise KeyError("past_key_values")
-    report({"seconds": [0.5, 0.25, 0.3], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []})
+    report({"seconds": [0.5, 0.25, 0.3], "one_token_s": [0.1], "peak_bytes": 2**30, "repeatable": True, "warnings": []})
     if ending == "crashes at the end":
         report({"how": "done"})
         os.abort()
@@ -256,7 +250,7 @@ def test_a_failed_case_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest
 def test_earlier_results_survive_a_stopped_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "generate.json"
     cases = {"el, 2": {"how": "done", "seconds": [1.0]}}
-    checks = [{"model": "bart-large", "variant": "el", "tokens": 9, "said": "equal"}]
+    checks = [{"variant": "el", "tokens": 9, "said": "equal"}]
     earlier, broken = tmp_path / "generate.earlier.json", tmp_path / "rates.json"
     earlier.write_text(json.dumps({"figures": {"cases": cases, "checks": checks}}))
     broken.write_text('{"figures"')
@@ -274,7 +268,7 @@ def test_earlier_results_survive_a_stopped_call(tmp_path: Path, monkeypatch: pyt
 
 def test_cases_continue_without_the_tokens_of_earlier_ones(tmp_path: Path) -> None:
     """A later call on a machine without the bundles and tokens of an earlier one."""
-    found = {"seconds": [0.5], "encoder_s": 0.1, "peak_bytes": 2**30, "repeatable": True, "warnings": []}
+    found = {"seconds": [0.5], "one_token_s": [0.1], "peak_bytes": 2**30, "repeatable": True, "warnings": []}
     known = {"transformers, 2": {**found, "how": "done", "new_tokens": 12, "equal": None}, "slim, 2": {"how": "x"}}
     np.save(tmp_path / "el-2.npy", np.zeros((2, 13), np.int64))
     results = _results.Results(tmp_path / "results.json")
@@ -289,9 +283,9 @@ def test_cases_continue_without_the_tokens_of_earlier_ones(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {"work": str(tmp_path), "variants": [], "families": [], "precision": "fp32", "tiny": True}
+    request = {"work": str(tmp_path), "variants": [], "precision": "fp32", "tiny": True}
 
-    def half(folder: Path, model: str, tiny: bool) -> None:
+    def half(folder: Path, tiny: bool) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
@@ -301,7 +295,7 @@ def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(tmp_path: Path, mon
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 bundles.make_bundles(request, lambda found: None)
-    checkpoint = layout.checkpoint_folder(tmp_path, layout.TIMED)
+    checkpoint = layout.checkpoint_folder(tmp_path)
     assert not checkpoint.exists()
 
     class Traced(Exception):
@@ -310,7 +304,7 @@ def test_a_checkpoint_that_was_stopped_half_way_is_made_anew(tmp_path: Path, mon
     def trace(loaded: object) -> None:
         raise Traced
 
-    monkeypatch.setattr(bundles, "trace", trace)
+    monkeypatch.setattr(bundles.pipeline, "trace", trace)
     with pytest.raises(Traced):
         bundles.make_bundles(request, lambda found: None)
     assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "bart"
@@ -330,7 +324,7 @@ def test_target_compares_best_batches_of_ours_and_transformers(tmp_path: Path, s
 
     def case(side: str, batch: int, samples_per_second: float) -> Any:
         seconds = batch / samples_per_second
-        return tables.Measured(side, batch, 60, seconds, seconds / 4, seconds / 120, seconds / 2, 1, None)
+        return tables.Measured(side, batch, 60, seconds, seconds / 4 + seconds * 3 / 4 / 60, 1, None)
 
     sides = [("transformers", 32, 8.0), ("transformers", 64, 10.0), ("transformers compiled", 32, 500.0)]
     tables.compare_with_target(results, [case(*side) for side in (*sides, ("el", 32, 60.0), ("el", 320, speed))])
@@ -338,8 +332,7 @@ def test_target_compares_best_batches_of_ours_and_transformers(tmp_path: Path, s
     assert row["transformers, best batch"] == "transformers, 64: 10.0 samples/s"
     assert row["ours, best batch"] == f"el, 320: {speed:.1f} samples/s"
     assert row["target 10x"] == verdict
-    assert f"would be {speed / 10 / 0.75:.1f} times transformers" in notes_of(output)[0]
-    assert notes_of(output)[0].endswith(f" {speed / 10 * 4:.1f}.")
+    assert notes_of(output)[0].endswith(f"would be {speed / 10 * 4:.1f} times transformers.")
 
 
 @pytest.mark.parametrize(("dedup_speed", "said"), [(14.0, "holds"), (9.0, "does not hold")])
@@ -347,7 +340,7 @@ def test_the_order_of_a_papers_rows_is_compared(tmp_path: Path, dedup_speed: flo
     output = tmp_path / "results.json"
     results = _results.Results(output)
     speeds = [("baseline", 32, 10.0), ("dedup", 32, dedup_speed), ("dedup", 128, 30.0)]
-    cases = [tables.Measured(side, B, 60, B / speed, 0.1, None, None, 1, None) for side, B, speed in speeds]
+    cases = [tables.Measured(side, B, 60, B / speed, None, 1, None) for side, B, speed in speeds]
     tables.compare_with_papers(results, cases)
     rows = rows_of(output, "FastSeq, Table 2")
     assert [row["times baseline"] for row in rows] == ["not measured", "1.00", f"{dedup_speed / 10:.2f}", "3.00"]

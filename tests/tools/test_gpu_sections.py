@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support import session_in_memory
+from tightbeam.export import export_model
 from tools.gpu import _results, sanitizer, step, tests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,17 +122,19 @@ def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch,
         tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
 
 
-@pytest.mark.parametrize("way", ["in this process", pytest.param("as it runs", marks=pytest.mark.slow)])
-def test_section_step_in_a_rehearsal(way: str, tmp_path: Path) -> None:
-    """In this process, it shares the demo model's trace with other tests."""
+def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
+    """The demo model over plain memory; one event takes a microsecond."""
     output = tmp_path / "step.json"
-    if way == "as it runs":
-        command = [sys.executable, "-m", "tools.gpu.step", "--rehearse", "--output", str(output)]
-        subprocess.run(command, check=True, timeout=200, cwd=ROOT)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            step.main(output, rehearse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        bundle = export_model("demo", tmp_path / "dedup", variant="dedup", check=False)
+        made = session_in_memory.in_memory(bundle.path)
+
+    def profiled(work: Any) -> list[step.Event]:
+        found = enumerate(session_in_memory.events_in_memory(made.cuda, work))
+        return [step.Event(kind, float(at), 1.0, nbytes) for at, (kind, nbytes) in found]
+
+    step.run(_results.Results(output), [("dedup", lambda: (made.runtime, bundle, profiled))], [3], 16, 5)
     found = json.loads(output.read_text())
     steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
     assert [row[:3] for row in steps["rows"]] == [

@@ -1,5 +1,5 @@
 """The place where a section of the GPU check runs, and its clock: replays of CUDA graphs on a GPU; in a rehearsal the
-host, where the CUDA kernels run on the shim of the tests and times mean nothing.
+host, where times mean nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 
 from tightbeam.plugins.tensorrt.compiler import compile_kernel
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher, Launcher
-from tightbeam.plugins.tensorrt.native import Gpu, Kernel
+from tightbeam.plugins.tensorrt.native import Kernel
 from tools.gpu._results import Results
-from tools.gpu._tests_support import tests_support
 
 __all__ = ["Call", "OnGpu", "OnHost", "Place", "Resources", "Times", "begin", "place_of"]
 
@@ -224,14 +223,13 @@ class OnGpu:
 
 
 class OnHost:
-    """A rehearsal: torch on the CPU, the kernels on the host shim of tests/, the host's clock."""
+    """A rehearsal: torch on the CPU, the host's clock. The tests derive a place from it that launches kernels."""
 
     device = "cpu"
     l2_bytes = 4096
 
     def launcher(self) -> Launcher:
-        launcher: Launcher = tests_support("cuda_host").HostLauncher(Gpu(multiprocessors=4, shared_bytes=227 * 1024))
-        return launcher
+        raise RuntimeError("the CUDA kernels need a GPU here; the tests run them on a host shim")
 
     def compile(self, kernels: Iterable[tuple[str, str]], launcher: Launcher) -> None:
         pass

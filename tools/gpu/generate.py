@@ -3,10 +3,10 @@
     python -m tools.gpu.generate --output generate.json --rates rates.json
     python -m tools.gpu.generate --output generate.json --rehearse
 
-A section of the GPU check. Checkpoints (random weights, a fixed seed) and bundles are made in ``--work``, minutes on
-the CPU, and used again by a second call. Then: the predictions of the cost model; float32 tokens against transformers
-on the same device, at BART-large's sizes and at tiny ones of other families; and each side at each batch, in half
-precision and a process of its own, until memory ends. A side whose tokens are wrong is not timed. What time did not
+A section of the GPU check. A checkpoint (random weights, a fixed seed) and its bundles are made in ``--work``, minutes
+on the CPU, and used again by a second call. Then: the predictions of the cost model; float32 tokens against
+transformers on the same device; and each side at each batch, in half precision and a process of its own, until memory
+ends. A side whose tokens are wrong is not timed. What time did not
 suffice for, a second call measures: ``--earlier`` with the first one's output.
 
 Peak memory is what the device gave the process beyond its context, sampled for all sides alike: allocators that cache
@@ -30,7 +30,7 @@ from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import PRESETS, RunSize
 from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts
 from tools.gpu._generate.case import PEERS, GenerationJob
-from tools.gpu._generate.layout import EQUAL, TIMED, bundle_folder, checkpoint_folder
+from tools.gpu._generate.layout import EQUAL, bundle_folder, checkpoint_folder
 from tools.gpu._generate.process import DONE, LATE, OUT_OF_MEMORY, Ended, run_case
 from tools.gpu._generate.tables import (
     GIB,
@@ -48,13 +48,12 @@ from tools.gpu._results import Results, read_results
 
 VARIANTS = ("dedup", "el", "slim", "baseline")
 """The first are measured first, should time be short."""
-FAMILIES = ("t5", "gpt2", "whisper")
 BATCHES = (32, 64, 128, 256, 320, 512, 1024, 2048, 4096)
 """Doubled; and the 320 of EL-attention's Table 3."""
 COMPILED, NO_CACHE = "transformers compiled", "transformers no cache"
 OUT_OF_TIME = "no time left"
 CASE_COLUMNS = (
-    *("side", "batch", "samples/s", "times transformers", "seconds", "encoder s", "ms a token", "step ms"),
+    *("side", "batch", "samples/s", "times transformers", "seconds", "encoder s", "step ms"),
     *("peak GiB", "torch's GiB", "source cache GiB", "generated cache GiB", "tokens as transformers", "ended"),
 )
 Notes = dict[str, Any]
@@ -79,10 +78,10 @@ class Setting:
 
     def request(self, side: str, batch: int) -> dict[str, Any]:
         """The request of a process of `_generate/case.py`."""
-        ours = bundle_folder(self.work, TIMED, side, self.precision)
+        ours = bundle_folder(self.work, side, self.precision)
         return {
             "side": side,
-            "model": str(checkpoint_folder(self.work, TIMED) if side in PEERS else ours),
+            "model": str(checkpoint_folder(self.work) if side in PEERS else ours),
             "device": self.device,
             "precision": self.precision,
             "job": vars(replace(self.job, batch=batch)),
@@ -111,7 +110,6 @@ def main(
     rehearse: Annotated[bool, typer.Option(help="Tiny sizes on the CPU, float32: times mean nothing.")] = False,
     work: Annotated[Path, typer.Option(help="Folder for checkpoints and bundles.")] = Path("build/gpu-generate"),
     variant: Annotated[list[str], typer.Option(help=", ".join(PRESETS))] = list(VARIANTS),  # noqa: B006
-    family: Annotated[list[str], typer.Option(help="Other families whose tokens are checked.")] = list(FAMILIES),  # noqa: B006
     batch: Annotated[list[int] | None, typer.Option(help="Batch sizes, measured in ascending order.")] = None,
     rounds: Annotated[int, typer.Option(help="Timed generations of a case; the median counts.")] = 3,
     measure_seconds: Annotated[
@@ -143,12 +141,12 @@ def main(
     for line in reasons:
         results.note(line)
     work.mkdir(parents=True, exist_ok=True)
-    shared = {"work": str(work), "variants": variant, "families": family, "precision": precision, "tiny": rehearse}
+    shared = {"work": str(work), "variants": variant, "precision": precision, "tiny": rehearse}
     made = run_case("tools.gpu._generate.bundles", shared, work, until - time.monotonic())
     _report_bundles(results, made)
     if "weights" not in made.found:
-        raise SystemExit(f"error: {TIMED} was not made ({made.how}: {made.detail}); nothing to measure")
-    vocabulary = json.loads((checkpoint_folder(work, TIMED) / "config.json").read_text("utf-8"))["vocab_size"]
+        raise SystemExit(f"error: the checkpoint was not made ({made.how}: {made.detail}); nothing to measure")
+    vocabulary = json.loads((checkpoint_folder(work) / "config.json").read_text("utf-8"))["vocab_size"]
     sizes = (40, 12) if rehearse else (1024, 60)
     job = GenerationJob(batches[0], *sizes, beams=4, ngram=3, vocabulary=vocabulary)
     limits = (measure_seconds, case_seconds, compile_seconds)
@@ -218,7 +216,7 @@ def predict_all(
     columns = ("variant", "batch", "encoder s", "step ms", "samples/s")
     found = {}
     for variant in variants:
-        folder = bundle_folder(setting.work, TIMED, variant, setting.precision)
+        folder = bundle_folder(setting.work, variant, setting.precision)
         if not folder.exists():
             continue
         bundle = Bundle.load(folder, verify=False)
@@ -241,26 +239,25 @@ def check_all(results: Results, run: Callable[[Sequence[str]], Ended], variants:
         if ended.how == DONE:
             break
         results.note(f"Comparing the tokens of {', '.join(left)}: {ended.how}: {ended.detail}")
-        compared = {one["variant"] for one in checks if one["model"] == TIMED}
+        compared = {one["variant"] for one in checks}
         left = [variant for variant in left if variant not in compared][1:]
     return checks
 
 
 def report_checks(results: Results, checks: Sequence[Notes], variants: Iterable[str]) -> list[str]:
-    """The variants whose tokens are right at the sizes that are timed."""
+    """The variants whose tokens are right."""
     results.figure("checks", checks)
+    columns = ("variant", "tokens", "float32 tokens against transformers on this device")
+    by_variant = {one["variant"]: one for one in checks}
     right = []
     for variant in variants:
-        own = [one for one in checks if one["variant"] == variant]
-        for one in own:
-            columns = ("model", "variant", "tokens", "float32 tokens against transformers on this device")
-            results.row("Checked", columns, (one["model"], variant, one["tokens"], one["said"]))
-        if any(one["model"] == TIMED and one["said"].startswith(EQUAL) for one in own):
+        one = by_variant.get(variant)
+        if one is not None:
+            results.row("Checked", columns, (variant, one["tokens"], one["said"]))
+        if one is not None and one["said"].startswith(EQUAL):
             right.append(variant)
         else:
             results.note(f"{variant} is not timed: its tokens are not those of transformers, or were not compared.")
-    if wrong := [f"{one['variant']} of {one['model']}" for one in checks if not one["said"].startswith(EQUAL)]:
-        results.note(f"Tokens that are not those of transformers: {', '.join(wrong)}.")
     return right
 
 
@@ -333,7 +330,8 @@ class Cases:
         return (
             *(case.side, case.batch, f"{case.samples_per_second:.1f}"),
             "" if peer is None else f"{case.samples_per_second / peer.samples_per_second:.2f}",
-            *(f"{case.seconds:.3g}", f"{case.encoder_s:.3g}", f"{1e3 * case.token_s:.3g}"),
+            f"{case.seconds:.3g}",
+            "" if case.encoder_s is None else f"{case.encoder_s:.3g}",
             "" if case.step_s is None else f"{1e3 * case.step_s:.3g}",
             f"{case.peak_bytes / GIB:.2f}",
             f"{found['peak_bytes_torch'] / GIB:.2f}" if "peak_bytes_torch" in found else "",

@@ -16,7 +16,6 @@ second at best from L2; a multiprocessor holds one block of LatentAttention, who
 13.0 for sm_90: 128 registers, 240 bytes of stores). NGramBlock moves so little that a launch should be longer. The
 predictions in `works` were made from this before anything was measured, and before the machine code was counted, which
 allows other shares: docs/explanation/cuda-kernels.md has both.
-``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from tools.gpu._graph_times import OnGpu, Place, Times, begin
 from tools.gpu._kernels.attention import BeamLatentWork, BeamWork, LatentWork, SourceWork
 from tools.gpu._kernels.search import NGramWork, TopKWork, TrieTopKWork
 from tools.gpu._kernels.work import Operator, Peer, Tensors, Work, as_case, as_doubles, copies
-from tools.gpu._results import Results
+from tools.gpu._results import Results, skip
 from tools.gpu.rates import Rates, measure_rates
 
 __all__ = ["Found", "RecordingLauncher", "compare", "run", "works"]
@@ -370,10 +369,12 @@ def run(place: Place, results: Results) -> list[str]:
 
 def main(
     output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[bool, typer.Option(help="Run at tiny sizes on the host; times mean nothing.")] = False,
+    rehearse: Annotated[bool, typer.Option(help="Without a GPU: skip the section.")] = False,
 ) -> None:
-    """Check and time the kernels; the exit code is 1 where a result is wrong or a call failed."""
+    """Check and time the kernels; the exit code is 1 if a result is wrong or a call failed."""
     place, results = begin(output, rehearse)
+    if rehearse:
+        skip("the kernels need a GPU; tests/tools/test_gpu_kernels.py rehearses this section on a host shim")
     results.note(PREDICTION)
     try:
         bad = run(place, results)

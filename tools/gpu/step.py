@@ -23,9 +23,8 @@ from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
 from tools.bench.decode_step import random_source, step_at
 from tools.bench.turns import in_turn
-from tools.gpu._generate.layout import TIMED, bundle_folder
+from tools.gpu._generate.layout import bundle_folder
 from tools.gpu._results import Results, skip
-from tools.gpu._tests_support import tests_support
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("dedup", "el", "slim", "baseline")
@@ -95,9 +94,7 @@ def busy_us(events: Sequence[Event]) -> float:
 
 def main(
     output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Without a GPU: over plain memory, with a tiny model.")
-    ] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: skip the section.")] = False,
     work: Annotated[Path, typer.Option(help="Folder of the bundles of the section generate.")] = ROOT
     / "build/gpu-generate",
     batch: Annotated[list[int], typer.Option(help="Batch sizes to time.")] = [32, 128],  # noqa: B006
@@ -106,12 +103,22 @@ def main(
     precision: Annotated[str, typer.Option(help="Precision of the bundles.")] = "fp16",
 ) -> None:
     results = Results(output)
-    subjects = _engines(work, precision)
     if rehearse:
-        subjects, batch, source, tokens = _rehearsed(), [3], 16, 5
+        skip("a profile needs a GPU; tests/tools/test_gpu_sections.py rehearses this section over plain memory")
+    run(results, _engines(work, precision), batch, source, tokens)
+
+
+def run(
+    results: Results,
+    subjects: Iterable[tuple[str, Callable[[], Subject]]],
+    batches: Sequence[int],
+    source: int,
+    tokens: int,
+) -> None:
+    """Measure variants, each loaded when its turn comes. Raises SystemExit, with every error, once all are through."""
     errors = []
     for variant, load in subjects:
-        errors += tried(results, variant, partial(_measure_variant, results, variant, load, batch, source, tokens))
+        errors += tried(results, variant, partial(_measure_variant, results, variant, load, batches, source, tokens))
     if errors:
         raise SystemExit(f"error: {'; '.join(errors)}")
 
@@ -141,7 +148,7 @@ def _measure_variant(
 
 
 def _engines(work: Path, precision: str) -> Iterator[tuple[str, Callable[[], Subject]]]:
-    folders = {variant: bundle_folder(work, TIMED, variant, precision) for variant in VARIANTS}
+    folders = {variant: bundle_folder(work, variant, precision) for variant in VARIANTS}
     there = {variant: folder for variant, folder in folders.items() if folder.exists()}
     if not there:
         skip(f"no bundle in {work}: run the section generate first, which makes them")
@@ -152,23 +159,6 @@ def _engines(work: Path, precision: str) -> Iterator[tuple[str, Callable[[], Sub
 def _load(folder: Path) -> Subject:
     bundle = Bundle.load(folder, verify=False)
     return load_onnxruntime_cuda(bundle), bundle, profile
-
-
-def _rehearsed() -> Iterator[tuple[str, Callable[[], Subject]]]:
-    """The demo model, over plain memory of the tests; one event takes a microsecond."""
-    tests = tests_support("session_in_memory")
-
-    from tightbeam.export import export_model
-
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = export_model("demo", Path(folder) / "dedup", variant="dedup", check=False)
-        made = tests.in_memory(bundle.path)
-
-        def profiled(work: Callable[[], object]) -> list[Event]:
-            found = enumerate(tests.events_in_memory(made.cuda, work))
-            return [Event(kind, float(at), 1.0, nbytes) for at, (kind, nbytes) in found]
-
-        yield "dedup", lambda: (made.runtime, bundle, profiled)
 
 
 def _report_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:

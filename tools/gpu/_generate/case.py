@@ -8,7 +8,6 @@ fewer where they take longer than that. ``tokens``: file for what was generated.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy import Runner
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.runtimes.base import Runtime
-from tightbeam.deploy.text.tokenizer import TextCodec
-from tools.bench.timed_runtime import TimedRuntime
 from tools.gpu._generate.device import Device, device_of, peak_of
 from tools.gpu._generate.process import serve_case
 
@@ -41,11 +37,11 @@ class GenerationJob:
     ngram: int
     vocabulary: int
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments of ``generate``, ours and that of transformers."""
+    def settings(self, new_tokens: int) -> dict[str, Any]:
+        """Arguments of ``generate`` for so many tokens, ours and that of transformers."""
         return {
             **{"num_beams": self.beams, "no_repeat_ngram_size": self.ngram},
-            **{"min_new_tokens": self.new_tokens, "max_new_tokens": self.new_tokens},
+            **{"min_new_tokens": new_tokens, "max_new_tokens": new_tokens},
         }
 
 
@@ -55,42 +51,25 @@ def source_ids(job: GenerationJob) -> Array:
 
 
 class Side(Protocol):
-    """One way to generate. ``generate`` returns tokens [B, T]; ``parts``, after it, shares of time and memory."""
+    """One way to generate. ``generate`` returns tokens [B, T]; ``memory``, after it, what the side knows of its own."""
 
-    def generate(self) -> Array: ...
+    def generate(self, new_tokens: int) -> Array: ...
 
-    def parts(self) -> dict[str, Any]: ...
-
-
-class TimedRunner(Runner):
-    """A runner that records the times of its runtime."""
-
-    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
-        self.timed = TimedRuntime(runtime)
-        super().__init__(bundle, self.timed, codec)
+    def memory(self) -> dict[str, Any]: ...
 
 
 class Ours:
     """Generation by a bundle."""
 
-    def __init__(self, request: Mapping[str, Any], job: GenerationJob, device: Device) -> None:
-        runner = TimedRunner.load(request["model"], device=request["device"], verify=False)
-        assert isinstance(runner, TimedRunner)
-        self._runner = runner
-        runner.timed.synchronize = device.synchronize
-        self._ids, self._settings = source_ids(job), job.settings()
+    def __init__(self, request: Mapping[str, Any], job: GenerationJob) -> None:
+        self._runner = Runner.load(request["model"], device=request["device"], verify=False)
+        self._ids, self._job = source_ids(job), job
 
-    def generate(self) -> Array:
-        return self._runner.generate(self._ids, **self._settings).sequences
+    def generate(self, new_tokens: int) -> Array:
+        return self._runner.generate(self._ids, **self._job.settings(new_tokens)).sequences
 
-    def parts(self) -> dict[str, Any]:
-        timed = self._runner.timed
-        return {
-            "encoder_s": timed.encoder_s,
-            "step_s": statistics.median(timed.step_s),
-            "steps_s": sum(timed.step_s),
-            "cache_bytes": list(self._runner.cache_bytes),
-        }
+    def memory(self) -> dict[str, Any]:
+        return {"cache_bytes": list(self._runner.cache_bytes)}
 
 
 class Transformers:
@@ -99,14 +78,14 @@ class Transformers:
     settings: Mapping[str, Any] = {}
     compiled = False
 
-    def __init__(self, request: Mapping[str, Any], job: GenerationJob, device: Device) -> None:
+    def __init__(self, request: Mapping[str, Any], job: GenerationJob) -> None:
         import torch
         from transformers import AutoModelForSeq2SeqLM
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self._torch, self._device = torch, device
+        self._torch, self._job = torch, job
         self._on_gpu = request["device"] == "cuda"
         dtype = {"fp16": torch.float16, "fp32": torch.float32}[request["precision"]]
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(request["model"], dtype=dtype, attn_implementation="sdpa")
@@ -116,21 +95,16 @@ class Transformers:
             self._model.forward = torch.compile(self._model.forward, backend=backend)
         self._ids = torch.from_numpy(source_ids(job)).to(request["device"])
         self._mask = torch.ones_like(self._ids)
-        self._settings = {**job.settings(), **self.settings, "max_length": None}
 
-    def generate(self) -> Array:
+    def generate(self, new_tokens: int) -> Array:
+        settings = {**self._job.settings(new_tokens), **self.settings, "max_length": None}
         with self._torch.no_grad():
-            tokens = self._model.generate(self._ids, attention_mask=self._mask, **self._settings)
+            tokens = self._model.generate(self._ids, attention_mask=self._mask, **settings)
         return np.asarray(tokens.cpu())
 
-    def parts(self) -> dict[str, Any]:
-        """Seconds of the encoder, and torch's peak memory, which counts tensors without its allocator's reserve."""
-        own = {"peak_bytes_torch": self._torch.cuda.max_memory_allocated()} if self._on_gpu else {}
-        return {"encoder_s": statistics.median(_seconds(self._encode, self._device) for _ in range(3)), **own}
-
-    def _encode(self) -> None:
-        with self._torch.no_grad():
-            self._model.get_encoder()(self._ids, attention_mask=self._mask)
+    def memory(self) -> dict[str, Any]:
+        """torch's peak memory, which counts tensors without its allocator's reserve."""
+        return {"peak_bytes_torch": self._torch.cuda.max_memory_allocated()} if self._on_gpu else {}
 
 
 class TransformersCompiled(Transformers):
@@ -141,6 +115,8 @@ class TransformersCompiled(Transformers):
 
 
 class TransformersNoCache(Transformers):
+    """Generation that computes all positions again in each step."""
+
     settings: Mapping[str, Any] = {"use_cache": False}
 
 
@@ -174,7 +150,7 @@ class LoggedWarnings(logging.Handler):
 
 def measure(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
     """Report ``first_s`` (without loading), ``seconds``, ``peak_bytes``, ``repeatable``, ``warnings`` of our runtime,
-    and the side's ``parts``.
+    what the side's ``memory`` says, and ``one_token_s``: seconds of runs of one token, which are mostly the encoder's.
     """
     warnings = LoggedWarnings()
     logging.getLogger("tightbeam").addHandler(warnings)
@@ -183,15 +159,25 @@ def measure(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], No
     times: list[float] = []
     with peak_of(device) as peak:
         make: Any = PEERS.get(request["side"], Ours)
-        side: Side = make(request, job, device)
+        side: Side = make(request, job)
         found: list[Array] = []
-        report({"first_s": _seconds(lambda: found.append(side.generate()), device)})
+
+        def whole() -> None:
+            found.append(side.generate(job.new_tokens))
+
+        report({"first_s": _seconds(whole, device)})
         np.save(Path(request["tokens"]), found[0])
         while len(times) < request["rounds"] and (not times or sum(times) < request["seconds"]):
-            times.append(_seconds(lambda: found.append(side.generate()), device))
+            times.append(_seconds(whole, device))
     repeatable = all(np.array_equal(tokens, found[0]) for tokens in found)
     report({"seconds": times, "peak_bytes": peak.bytes, "repeatable": repeatable, "warnings": warnings.lines})
-    report(side.parts())
+    report(side.memory())
+    if not getattr(side, "compiled", False):  # another length would be compiled anew, which takes minutes
+        side.generate(1)
+        short: list[float] = []
+        while len(short) < request["rounds"] and (not short or sum(short) < request["seconds"] / 10):
+            short.append(_seconds(lambda: side.generate(1), device))
+        report({"one_token_s": short})
 
 
 if __name__ == "__main__":

@@ -1,73 +1,29 @@
 """Comparison of float32 tokens: our bundles and transformers on this device. A process of `generate.py`.
 
-The request: ``work`` (a folder of `bundles.py`), ``variants``, ``device``, ``families`` (checked at tiny
-sizes), ``source`` and ``new_tokens`` of the model that is timed. Reports ``checks``: one for each model and variant,
-with the text of ``verdict``.
+The request: ``work`` (a folder of `bundles.py`), ``variants``, ``device``, ``source`` and ``new_tokens``. Reports
+``checks``: one for each variant, with the text of ``verdict``. Other families are compared by `pytest -m gpu`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tightbeam.deploy import Runner
+from tightbeam.deploy import Runner, SearchResult
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.search import SearchResult
 from tightbeam.export.accuracy.parity import TIE_TOLERANCE
-from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
+from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
-from tightbeam.graph_passes import presets_of
-from tools.gpu._generate.layout import CHECKED_IN, EQUAL, TIMED, bundle_folder, checkpoint_folder
+from tools.gpu._generate.layout import CHECKED_IN, EQUAL, bundle_folder, checkpoint_folder
 from tools.gpu._generate.process import serve_case
 
 __all__ = ["verdict"]
 NO_BUNDLE = "no bundle"
 SAMPLES = 2
-TINY_SOURCE, TINY_NEW_TOKENS = 12, 14
-
-
-@dataclass(frozen=True)
-class Run:
-    """``source``: ids [B, N] with ``mask``, or features [B, mels, frames] without one."""
-
-    source: Array
-    mask: Array | None
-    settings: Mapping[str, Any]
-
-    def by_transformers(self, model: Any, device: str) -> SearchResult:
-        source = torch.from_numpy(self.source).to(device)
-        mask = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask).to(device)}
-        with torch.no_grad(), quiet_transformers():
-            found = model.generate(source, **mask, **self.settings, return_dict_in_generate=True, output_scores=True)
-        return SearchResult(found.sequences.cpu().numpy(), found.sequences_scores.float().cpu().numpy())
-
-    def by_us(self, runner: Runner) -> SearchResult:
-        if self.mask is None:
-            return runner.generate_from_features(self.source, **self.settings)
-        return runner.generate(self.source, self.mask, **self.settings)
-
-
-def run_of(checkpoint: Checkpoint, source: int, new_tokens: int) -> Run:
-    """Random input of two lengths for any of the models."""
-    generator = np.random.default_rng(1)
-    settings = {
-        **{"num_beams": 4, "no_repeat_ngram_size": 3, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens},
-        "length_penalty": 0.0,  # scores are sums, in which the least difference shows
-    }
-    config = checkpoint.model.config
-    if hasattr(config, "num_mel_bins"):
-        shape = (SAMPLES, config.num_mel_bins, 2 * config.max_source_positions)
-        return Run(generator.standard_normal(shape, dtype=np.float32), None, settings)
-    ids = generator.integers(5, checkpoint.sizes.source_vocabulary, (SAMPLES, source))
-    mask = np.ones_like(ids)
-    half = slice(source // 2) if checkpoint.sizes.decoder_only else slice(source // 2, None)
-    mask[1, half] = 0
-    return Run(ids, mask, settings)
 
 
 def verdict(found: SearchResult, expected: SearchResult) -> str:
@@ -89,28 +45,42 @@ def verdict(found: SearchResult, expected: SearchResult) -> str:
 
 
 def check(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False  # nor does our engine use it
+    """Compare each variant with transformers on random sources of two lengths."""
+    torch.backends.cuda.matmul.allow_tf32 = False  # our runtime does not use it either
     torch.backends.cudnn.allow_tf32 = False
-    work, device = Path(request["work"]), request["device"]
+    work, device, new_tokens = Path(request["work"]), request["device"], request["new_tokens"]
+    checkpoint = load_checkpoint(checkpoint_folder(work))
+    ids = np.random.default_rng(1).integers(5, checkpoint.sizes.source_vocabulary, (SAMPLES, request["source"]))
+    mask = np.ones_like(ids)
+    mask[1, request["source"] // 2 :] = 0
+    settings = {
+        **{"num_beams": 4, "no_repeat_ngram_size": 3, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens},
+        "length_penalty": 0.0,  # scores are sums, in which the least difference shows
+    }
+    with torch.no_grad(), quiet_transformers():
+        made = checkpoint.model.to(device).generate(
+            torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            **settings,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    expected = SearchResult(made.sequences.cpu().numpy(), made.sequences_scores.float().cpu().numpy())
     checks: list[dict[str, Any]] = []
-    for model in (TIMED, *request["families"]):
-        checkpoint = load_checkpoint(checkpoint_folder(work, model))
-        lengths = (request["source"], request["new_tokens"]) if model == TIMED else (TINY_SOURCE, TINY_NEW_TOKENS)
-        run = run_of(checkpoint, *lengths)
-        expected = run.by_transformers(checkpoint.model.to(device), device)
-        for variant in [name for name in request["variants"] if name in presets_of(checkpoint.sizes)]:
-            said = _verdict_on(bundle_folder(work, model, variant, CHECKED_IN), run, expected, device)
-            checks.append({"model": model, "variant": variant, "tokens": int(expected.sequences.size), "said": said})
-            report({"checks": checks})
-        del checkpoint
+    for variant in request["variants"]:
+        said = _verdict_on(bundle_folder(work, variant, CHECKED_IN), (ids, mask), settings, expected, device)
+        checks.append({"variant": variant, "tokens": int(expected.sequences.size), "said": said})
+        report({"checks": checks})
 
 
-def _verdict_on(bundle: Path, run: Run, expected: SearchResult, device: str) -> str:
+def _verdict_on(
+    bundle: Path, source: tuple[Array, Array], settings: Mapping[str, Any], expected: SearchResult, device: str
+) -> str:
     """Verdict on one bundle; an error is its own verdict, and the other bundles are checked all the same."""
     if not bundle.exists():
         return NO_BUNDLE
     try:
-        return verdict(run.by_us(Runner.load(bundle, device=device, verify=False)), expected)
+        return verdict(Runner.load(bundle, device=device, verify=False).generate(*source, **settings), expected)
     except Exception as error:  # a runtime's own classes among them
         return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
 

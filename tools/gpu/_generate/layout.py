@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CHECKED_IN", "EQUAL", "TIMED", "bundle_folder", "checkpoint_folder"]
+__all__ = ["CHECKED_IN", "EQUAL", "bundle_folder", "checkpoint_folder"]
 
-TIMED = "bart-large"
-"""The model that is timed; the others are families that are checked at tiny sizes."""
 CHECKED_IN = "fp32"
 EQUAL = "equal"
 """Beginning of the verdict on equal tokens."""
 
 
-def checkpoint_folder(work: Path, model: str) -> Path:
-    return work / model
+def checkpoint_folder(work: Path) -> Path:
+    """Folder of the checkpoint that is timed."""
+    return work / "bart-large"
 
 
-def bundle_folder(work: Path, model: str, variant: str, precision: str) -> Path:
-    return work / f"{model}-{variant}-{precision}"
+def bundle_folder(work: Path, variant: str, precision: str) -> Path:
+    """Folder of a bundle of that checkpoint."""
+    return work / f"bart-large-{variant}-{precision}"

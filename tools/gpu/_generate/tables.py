@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,17 +39,15 @@ PAPER_BATCH = 32
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured case: median seconds of a whole generation and of its encoder, and peak bytes. Of ours also the
-    seconds of one step and of all steps, and bytes of both caches.
+    """One measured case: median seconds of a whole generation and of one of a single token, peak bytes, and of ours the
+    bytes of both caches. A side that is compiled has no run of a single token.
     """
 
     side: str
     batch: int
     new_tokens: int
     seconds: float
-    encoder_s: float
-    step_s: float | None
-    steps_s: float | None
+    one_token_s: float | None
     peak_bytes: int
     cache_bytes: tuple[int, int] | None
 
@@ -57,9 +56,14 @@ class Measured:
         return self.batch / self.seconds
 
     @property
-    def token_s(self) -> float:
-        """Seconds a generated token, without the encoder."""
-        return (self.seconds - self.encoder_s) / self.new_tokens
+    def step_s(self) -> float | None:
+        """Seconds of a step, the host's part of the search included."""
+        return None if self.one_token_s is None else (self.seconds - self.one_token_s) / (self.new_tokens - 1)
+
+    @property
+    def encoder_s(self) -> float | None:
+        """Seconds of all that is done once."""
+        return None if self.one_token_s is None or self.step_s is None else self.one_token_s - self.step_s
 
 
 def best_of(measured: Iterable[Measured]) -> Measured | None:
@@ -79,7 +83,7 @@ def compare_with_predictions(
     columns = ("variant", "batch", "step ms", "predicted", "off by", "encoder s", "predicted", "off by")
     for case in measured:
         predicted = predictions.get((case.side, case.batch))
-        if predicted is None or case.step_s is None:
+        if predicted is None or case.step_s is None or case.encoder_s is None:
             continue
         cells: list[str] = [case.side, str(case.batch)]
         for found, expected, unit in ((case.step_s, predicted.step, 1e3), (case.encoder_s, predicted.encoder, 1.0)):
@@ -88,9 +92,7 @@ def compare_with_predictions(
 
 
 def compare_with_target(results: Results, measured: Sequence[Measured]) -> None:
-    """Our best batch over that of transformers; where the target is missed, the ratio without steps and without the
-    host's part of the search.
-    """
+    """Our best batch over that of transformers, and the ratio without the steps."""
     peer = best_of(case for case in measured if case.side == PEER)
     ours = best_of(case for case in measured if case.side not in PEERS)
     columns = ("transformers, best batch", "ours, best batch", "times", f"target {TARGET:g}x")
@@ -100,14 +102,12 @@ def compare_with_target(results: Results, measured: Sequence[Measured]) -> None:
     times = ours.samples_per_second / peer.samples_per_second
     results.figure("times_transformers", times)
     results.row("Target", columns, (_best(peer), _best(ours), f"{times:.2f}", "met" if times >= TARGET else "missed"))
-    encoder_alone = ours.batch / ours.encoder_s / peer.samples_per_second
-    steps_s = ours.steps_s or 0.0
-    no_host = ours.batch / (ours.encoder_s + steps_s) / peer.samples_per_second
-    results.note(
-        f"Of {ours.seconds:.3g} s of {ours.side} at batch {ours.batch}, {ours.encoder_s:.3g} s are the encoder and "
-        f"{steps_s:.3g} s the steps; without the rest it would be {no_host:.1f} times transformers, without the steps, "
-        f"too, {encoder_alone:.1f}."
-    )
+    if ours.encoder_s:
+        encoder_alone = ours.batch / ours.encoder_s / peer.samples_per_second
+        results.note(
+            f"Of {ours.seconds:.3g} s of {ours.side} at batch {ours.batch}, {ours.encoder_s:.3g} s are the encoder; "
+            f"without the steps it would be {encoder_alone:.1f} times transformers."
+        )
 
 
 def _best(case: Measured | None) -> str:
@@ -207,9 +207,7 @@ def measured_of(side: str, job: Mapping[str, Any], median_s: float, found: Mappi
         batch=job["batch"],
         new_tokens=job["new_tokens"],
         seconds=median_s,
-        encoder_s=found["encoder_s"],
-        step_s=found.get("step_s"),
-        steps_s=found.get("steps_s"),
+        one_token_s=statistics.median(found["one_token_s"]) if "one_token_s" in found else None,
         peak_bytes=found["peak_bytes"],
         cache_bytes=None if cache is None else (cache[0], cache[1]),
     )
