@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tightbeam.deploy.console import Version, command_line, console, say
+from tightbeam.export.errors import ExportError
+from tightbeam.export.option import from_command, with_options
+from tightbeam.export.tensorrt.options import EngineOptions
 
 if TYPE_CHECKING:
     from tightbeam.deploy.bundle.engine_files import BuiltEngine
@@ -26,56 +29,19 @@ def main() -> None:
 
 
 @app.command()
+@with_options(EngineOptions)
 def build_engine(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
-    compute_capability: Annotated[
-        str,
-        typer.Option(
-            help="Compute capabilities of the GPUs to build for, such as 80,89,120; current: this machine's GPU."
-        ),
-    ] = "current",
-    precision: Annotated[
-        str, typer.Option(help="Precision of the engine: fp32, fp16 or bf16; softmax and norms stay float32.")
-    ] = "fp32",
-    max_batch_size: Annotated[int, typer.Option(help="Largest batch, in samples.")] = 8,
-    max_num_beams: Annotated[
-        int | None, typer.Option(help="Largest number of beams; by default the bundle's, at least 4.")
-    ] = None,
-    max_source_length: Annotated[
-        int | None, typer.Option(help="Longest source, in tokens; by default the model's limit.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest output, in tokens; by default the bundle's.")
-    ] = None,
-    max_candidates: Annotated[
-        int | None,
-        typer.Option(help="Most candidates of a sample in a step; by default 8 a beam, for up to 7 end tokens."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the engine; by default its capabilities and precision, such as sm80-fp16."),
-    ] = None,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Skip the measurement of the error of fp16 or bf16.")
-    ] = False,
-    no_kernels: Annotated[
-        bool,
-        typer.Option(
-            "--no-kernels", help="Carry no compiled kernels of the plugins: a machine compiles them at its first step."
-        ),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an engine of that name.")] = False,
+    *,
     version: Version = False,
+    **given: Any,
 ) -> None:
     """Build a TensorRT engine of BUNDLE into the bundle, for run-model --engine tensorrt."""
     # Imported here, so that --help does not wait for onnx.
-    from tightbeam.deploy.bundle.reader import Bundle
     from tightbeam.deploy.errors import BundleError
-    from tightbeam.export.errors import ExportError
 
     try:
         from tightbeam.export.tensorrt.build import build_engine as build
-        from tightbeam.export.tensorrt.limits import engine_limits
         from tightbeam.graph_passes import PassError
         from tightbeam.plugins.tensorrt.errors import TensorRTError
     except ModuleNotFoundError as error:
@@ -83,26 +49,9 @@ def build_engine(
         raise typer.Exit(1) from None
 
     try:
-        limits = engine_limits(
-            Bundle.load(bundle, verify=False).manifest,
-            max_batch_size=max_batch_size,
-            max_num_beams=max_num_beams,
-            max_source_length=max_source_length,
-            max_new_tokens=max_new_tokens,
-            max_candidates=max_candidates,
-        )
+        options = from_command(EngineOptions, given)
         with _progress() as show:
-            built = build(
-                bundle,
-                capabilities=[part.strip() for part in compute_capability.split(",") if part.strip()],
-                precision=precision,
-                limits=limits,
-                name=name,
-                check=not no_check,
-                kernels=not no_kernels,
-                force=force,
-                on_progress=show,
-            )
+            built = build(bundle, options, on_progress=show)
     except (ExportError, BundleError, PassError, TensorRTError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None

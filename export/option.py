@@ -36,7 +36,10 @@ class Option:
     check: Callable[[Any], None] | None = None
     """Raise ExportError if a record's value of this option is wrong, by itself or together with other options."""
     parse: Callable[[str], Any] | None = None
-    """Make the value from the command's text: a type that typer knows, such as Path, or a function."""
+    """Make the value from the command's text: a type that typer knows, such as Path, or a function.
+
+    In the text of a default, commas join the parts of a tuple.
+    """
     flag: str = ""
     """Name in the command, where it differs from the field's."""
 
@@ -69,6 +72,7 @@ class Setting:
         default = False if self.default is True else self.default
         type_: Any = self.type
         if self.option.parse is not None:
+            default = ",".join(default) if isinstance(default, tuple) else default
             type_ = self.option.parse if inspect.isclass(self.option.parse) else str
             type_ = type_ | None if default is None else type_
         name = self.flag.removeprefix("--").replace("-", "_")

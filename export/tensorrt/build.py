@@ -26,19 +26,20 @@ from tightbeam.deploy.bundle.engine_files import (
     KernelFile,
     built_from,
 )
-from tightbeam.deploy.bundle.manifest import ENGINE_PRECISIONS, Manifest, TensorEntry
+from tightbeam.deploy.bundle.manifest import Manifest, TensorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import check_engine_target, file_entry, write_engine
 from tightbeam.export.accuracy.precision_error import precision_error
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.export.writing.entries import state_entries, tensor_entries
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
 from tightbeam.graph_passes import GENERATED, SOURCE, ModelGraphs, tensorrt_form
 from tightbeam.graph_passes.tensorrt.plugin_nodes import to_plugin_nodes
 from tightbeam.plugins.tensorrt.compiler import write_carried
-from tightbeam.plugins.tensorrt.distribution import CURRENT, TensorRT, in_order, load_tensorrt
+from tightbeam.plugins.tensorrt.distribution import TensorRT, in_order, load_tensorrt
 
 __all__ = ["build_engine", "run_builds", "write_tensorrt_graphs"]
 
@@ -47,14 +48,8 @@ Progress = Callable[[str, int, int], None]
 
 def build_engine(
     path: str | os.PathLike[str],
+    options: EngineOptions | None = None,
     *,
-    capabilities: Sequence[str] = (CURRENT,),
-    precision: str = "fp32",
-    limits: EngineLimits | None = None,
-    name: str | None = None,
-    check: bool = True,
-    kernels: bool = True,
-    force: bool = False,
     on_progress: Progress = lambda what, done, steps: None,
 ) -> BuiltEngine:
     """Build an engine of a bundle into the bundle. After an error the bundle is unchanged.
@@ -63,20 +58,8 @@ def build_engine(
     ----------
     path
         Folder of a float32 bundle.
-    capabilities
-        Compute capabilities such as "80", or "current" for the GPU of this machine.
-    precision
-        "fp32", "fp16" or "bf16", of weights, caches and products; softmax, norms and log-softmax stay float32.
-    limits
-        The largest run; by default ``engine_limits`` of the bundle.
-    name
-        Name of the engine; by default made of capabilities and precision.
-    check
-        Measure the error of a half precision.
-    kernels
-        Compile the kernels of our operators that the engine may start, so that its first step need not.
-    force
-        Replace an engine of that name.
+    options
+        The options of the engine; the defaults if None.
     on_progress
         Called with the current step, and with how many of how many parts of it are done.
 
@@ -96,10 +79,10 @@ def build_engine(
     EngineFileError
         The engine cannot be written into the bundle.
     """
-    if precision not in ENGINE_PRECISIONS:
-        raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(ENGINE_PRECISIONS)}")
-    tensorrt = load_tensorrt()
-    capabilities = in_order(capabilities)
+    options = options or EngineOptions()
+    limits = engine_limits(Bundle.load(path, verify=False).manifest, options)  # an error at once
+    precision, tensorrt = options.precision, load_tensorrt()
+    capabilities = tuple(in_order(options.capabilities))
     targets = tensorrt.resolve_capabilities(capabilities)
     tensorrt.check_precision(targets, precision)
     bundle = Bundle.load(path)
@@ -120,16 +103,16 @@ def build_engine(
             f"bundle {bundle.path} {manifest.cpu_alone}, whose operators run on the CPU alone; export the model "
             "without --cache-precision for engines"
         )
-    limits = limits or engine_limits(manifest)
     _check_exact(manifest, precision)
-    chosen = name if name is not None else "-".join([*(f"sm{capability}" for capability in targets), precision])
-    check_engine_target(bundle, chosen, force=force)
-    work = _Build(bundle, tensorrt, tuple(capabilities), targets, precision, limits, check, kernels, on_progress)
-    return write_engine(bundle, chosen, work.fill, force=force)
+    by_default = "-".join([*(f"sm{capability}" for capability in targets), precision])
+    name = by_default if options.name is None else options.name
+    check_engine_target(bundle, name, force=options.force)
+    work = _Build(bundle, tensorrt, capabilities, targets, options, limits, on_progress)
+    return write_engine(bundle, name, work.fill, force=options.force)
 
 
 def _check_exact(manifest: Manifest, precision: str) -> None:
-    """Raise ExportError for values that are made of keys in half precision, where the guard measured float32 alone."""
+    """Raise ExportError if values are made of keys in half precision: the guard measured them in float32 alone."""
     layers = [
         layer.layer
         for layer in manifest.layers
@@ -150,20 +133,18 @@ class _Build:
     tensorrt: TensorRT
     capabilities: tuple[str, ...]
     targets: tuple[str, ...]
-    precision: str
+    options: EngineOptions
     limits: EngineLimits
-    check: bool
-    kernels: bool
     on_progress: Progress
 
     def fill(self, folder: Path) -> EngineEntry:
         """Write the engine's files and describe them."""
         with tempfile.TemporaryDirectory(prefix="tightbeam-") as scratch:
             self.on_progress("preparing the graphs", 0, 1)
-            graphs = write_tensorrt_graphs(self.bundle, self.limits, self.precision, Path(scratch))
+            graphs = write_tensorrt_graphs(self.bundle, self.limits, self.options.precision, Path(scratch))
             error = None
-            if self.precision != "fp32" and self.check:
-                self.on_progress(f"measuring the error of {self.precision}", 0, 1)
+            if self.options.precision != "fp32" and self.options.check:
+                self.on_progress(f"measuring the error of {self.options.precision}", 0, 1)
                 error = precision_error(self.bundle, graphs, self.limits.max_new_tokens)
             parts = {"encoder": graphs.encoder, "decoder": graphs.decoder}
             engines, kernels = self._build(parts, Path(scratch), folder)
@@ -173,7 +154,7 @@ class _Build:
             flavour=self.tensorrt.distribution,
             tensorrt_version=self.tensorrt.version,
             capabilities=self.targets,
-            precision=self.precision,  # type: ignore[arg-type]  # one of ENGINE_PRECISIONS
+            precision=self.options.precision,  # type: ignore[arg-type]  # one of ENGINE_PRECISIONS
             limits=self.limits,
             built_from=built_from(self.bundle),
             encoder=engines["encoder"],
@@ -204,7 +185,7 @@ class _Build:
             )
             for part, graph in graphs.items()
         )
-        kernels_for = self.targets if self.kernels else ()
+        kernels_for = self.targets if self.options.kernels else ()
         request = Request(capabilities=self.capabilities, graphs=requests, kernels_for=kernels_for)
         built, kernels = run_builds(request, self.on_progress)
         return {
@@ -254,7 +235,7 @@ def write_tensorrt_graphs(bundle: Bundle, limits: EngineLimits, precision: str, 
 
 
 def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> tuple[TensorEntry, ...]:
-    """The graph's inputs or outputs. Raises ExportError where the engine's differ."""
+    """The graph's inputs or outputs. Raises ExportError if the engine's differ."""
     entries = tensor_entries(list(tensors))
     if [entry.name for entry in entries] != [tensor["name"] for tensor in built]:
         raise ExportError(
@@ -265,7 +246,7 @@ def _named(tensors: Sequence[gs.Tensor], built: Sequence[Mapping[str, Any]]) -> 
 
 
 def run_builds(request: Request, on_progress: Progress) -> tuple[dict[str, dict[str, Any]], list[list[str]]]:
-    """Build in a process of its own; its reports on each part, and the kernels. Raises ExportError where it fails."""
+    """Build in a separate process; return its report on each part, and the kernels. Raises ExportError if it fails."""
     command = [sys.executable, "-m", "tightbeam.export.tensorrt.builder_process"]
     built: dict[str, dict[str, Any]] = {}
     kernels: list[list[str]] | None = None

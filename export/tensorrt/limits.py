@@ -10,6 +10,7 @@ from tightbeam.deploy.runtimes.base import banned_capacity
 from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.builder_process import Range
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import RunSize
 
 __all__ = ["engine_limits", "shape_ranges", "values_on_host"]
@@ -25,29 +26,15 @@ DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
 """Generation defaults that limits are made of."""
 
 
-def engine_limits(
-    manifest: Manifest,
-    *,
-    max_batch_size: int = 8,
-    max_num_beams: int | None = None,
-    max_source_length: int | None = None,
-    max_new_tokens: int | None = None,
-    max_candidates: int | None = None,
-) -> EngineLimits:
+def engine_limits(manifest: Manifest, options: EngineOptions | None = None) -> EngineLimits:
     """Limits of an engine.
 
     Parameters
     ----------
     manifest
         The bundle's; its sizes and generation defaults are the defaults of the limits.
-    max_batch_size
-        B.
-    max_num_beams
-        M; by default the bundle's, at least 4.
-    max_source_length, max_new_tokens
-        N and T, in tokens.
-    max_candidates
-        Candidates of a sample in a step; by default 8 a beam.
+    options
+        The options, whose ``max_`` fields are the limits if they are given; the defaults if None.
 
     Returns
     -------
@@ -57,34 +44,38 @@ def engine_limits(
     Raises
     ------
     ExportError
-        The model cannot run a limit, or a generation default of the bundle is no positive integer.
+        The model cannot run a limit, or a generation default of the bundle is not a positive integer.
     """
-    sizes = manifest.sizes
+    options, sizes = options or EngineOptions(), manifest.sizes
     for setting in DEFAULTS:
         default = manifest.generation.get(setting)
         if default is not None and (type(default) is not int or default < 1):
             raise ExportError(f"{setting} of the bundle is {default!r}, expected 1 or more; export the model again")
-    beams = max_num_beams if max_num_beams is not None else max(RunSize.M, manifest.generation.get("num_beams") or 1)
-    source = max_source_length if max_source_length is not None else sizes.max_source
-    new = max_new_tokens if max_new_tokens is not None else longest_output(manifest.generation, sizes.max_target - 1)
-    candidates = max_candidates if max_candidates is not None else min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)
-    given = {
-        "max-batch-size": (max_batch_size, 1, 2**16),
-        "max-num-beams": (beams, 1, sizes.vocabulary // FEWEST_CANDIDATES_A_BEAM),
-        "max-source-length": (source, 1, sizes.max_source),
-        "max-new-tokens": (new, 1, sizes.max_target - 1),
-        "max-candidates": (candidates, FEWEST_CANDIDATES_A_BEAM * beams, sizes.vocabulary),
+    beams = _given(options.max_num_beams, max(RunSize.M, manifest.generation.get("num_beams") or 1))
+    ranges = {
+        "max_batch_size": (1, options.max_batch_size, 2**16),
+        "max_num_beams": (1, beams, sizes.vocabulary // FEWEST_CANDIDATES_A_BEAM),
+        "max_source_length": (1, _given(options.max_source_length, sizes.max_source), sizes.max_source),
+        "max_new_tokens": (
+            1,
+            _given(options.max_new_tokens, longest_output(manifest.generation, sizes.max_target - 1)),
+            sizes.max_target - 1,
+        ),
+        "max_candidates": (
+            FEWEST_CANDIDATES_A_BEAM * beams,
+            _given(options.max_candidates, min(CANDIDATES_A_BEAM * beams, sizes.vocabulary)),
+            sizes.vocabulary,
+        ),
     }
-    for name, (value, fewest, most) in given.items():
+    for name, (fewest, value, most) in ranges.items():
         if not fewest <= value <= most:
-            raise ExportError(f"--{name} {value} cannot be run by this model; pass {fewest} to {most}")
-    return EngineLimits(
-        max_batch_size=max_batch_size,
-        max_num_beams=beams,
-        max_source_length=source,
-        max_new_tokens=new,
-        max_candidates=candidates,
-    )
+            flag = f"--{name.replace('_', '-')}"
+            raise ExportError(f"{flag} {value} cannot be run by this model; pass {fewest} to {most}")
+    return EngineLimits(**{name: value for name, (_, value, _) in ranges.items()})
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def shape_ranges(graph: gs.Graph, manifest: Manifest, limits: EngineLimits) -> dict[str, Range]:

@@ -18,6 +18,7 @@ from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_runtime
 from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.distribution import CURRENT, gpu_capability, load_tensorrt
 from tightbeam.plugins.tensorrt.errors import TensorRTError
@@ -37,7 +38,7 @@ def machine() -> None:
 
 def built(bundles: BundleCache, variant: str, family: str, folder: Path, **settings: Any) -> Path:
     target = Path(shutil.copytree(bundles(variant, family), folder / "bundle"))
-    build_engine(target, **settings)
+    build_engine(target, EngineOptions(**settings))
     return target
 
 

@@ -23,6 +23,7 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.report import details, report
 from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PassError, RunSize, plan_bytes
 
@@ -126,7 +127,7 @@ def test_memory_limit_counts_it(checkpoints: CheckpointCache, tmp_path: Path) ->
 def test_no_engine_is_built(bundles: BundleCache) -> None:
     pytest.importorskip("tensorrt_rtx")
     with pytest.raises(ExportError, match=r"has its source cache in int8, whose operators run on the CPU alone; .*"):
-        build_engine(bundles("dedup", cache_precision="int8"), ["sm80"])
+        build_engine(bundles("dedup", cache_precision="int8"), EngineOptions(capabilities=["80"]))
 
 
 @pytest.mark.parametrize("said", [None, "int4"])

@@ -34,6 +34,7 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
@@ -279,7 +280,7 @@ def test_a_request_holds_samples_or_a_file(bundles: BundleCache) -> None:
 def test_there_are_no_engines(bundles: BundleCache) -> None:
     for folder, kind in ((bundles("dedup", "moonshine"), "recordings"), (bundles("dedup", PATCHES), "images")):
         with pytest.raises(ExportError, match=f"takes {kind} of any .*, for which there are no engines"):
-            build_engine(folder, capabilities=["80"])
+            build_engine(folder, EngineOptions(capabilities=["80"]))
 
 
 @pytest.mark.slow

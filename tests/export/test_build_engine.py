@@ -33,6 +33,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.tensorrt.build import build_engine, run_builds
 from tightbeam.export.tensorrt.builder_process import GraphRequest, Request
 from tightbeam.export.tensorrt.limits import engine_limits, shape_ranges, values_on_host
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.export.writing.graphs import read_graphs
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.ops import DOMAIN, VERSION
@@ -133,7 +134,9 @@ def test_tokens_of_tensorrt_graphs_are_the_bundle_s(
 
 def test_the_ranges_of_an_engine_s_inputs(bundles: BundleCache) -> None:
     bundle = Bundle.load(bundles("dedup", "llama"))
-    limits = engine_limits(bundle.manifest, max_batch_size=3, max_num_beams=5, max_source_length=11, max_new_tokens=7)
+    limits = engine_limits(
+        bundle.manifest, EngineOptions(max_batch_size=3, max_num_beams=5, max_source_length=11, max_new_tokens=7)
+    )
     from tightbeam.graph_passes import tensorrt_form
 
     graphs, _ = tensorrt_form(read_graphs(bundle), limits.max_new_tokens, "fp32")
@@ -215,8 +218,7 @@ def test_a_graph_that_tensorrt_refuses_is_an_error_with_its_reason(own_bundle: P
 
 
 def test_half_precision_with_a_small_capacity(own_bundle: Path) -> None:
-    limits = engine_limits(Bundle.load(own_bundle).manifest, max_new_tokens=2)
-    error = build(own_bundle, precision="fp16", limits=limits).entry.precision_error
+    error = build(own_bundle, precision="fp16", max_new_tokens=2).entry.precision_error
     assert error is not None and error.steps == 4 * 2 and 0 < error.error < 0.1
 
 
@@ -295,7 +297,7 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
     assert sorted(path.name for path in built.path.iterdir()) == ["decoder.engine", "encoder.engine", "engine.json"]
     assert load_engine(Bundle.load(own_bundle), "one").entry == built.entry
     with pytest.raises(EngineFileError, match=r"one exists; choose another --name, or replace it with --force"):
-        build_engine(own_bundle, capabilities=CAPABILITIES, name="one")
+        build_engine(own_bundle, EngineOptions(capabilities=CAPABILITIES, name="one"))
     Bundle.load(own_bundle)
 
 
@@ -313,7 +315,7 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
 )
 def test_impossible_builds_are_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ExportError, EngineFileError, TensorRTError), match=message):
-        build_engine(own_bundle, **{"capabilities": CAPABILITIES, **settings})
+        build_engine(own_bundle, EngineOptions(**{"capabilities": CAPABILITIES, **settings}))
     assert not (own_bundle / ENGINES).exists()
 
 
@@ -331,7 +333,7 @@ def test_limits_that_the_model_cannot_run_are_refused(bundles: BundleCache, limi
     with pytest.raises(
         ExportError, match=f"--{limit.replace('_', '-')} {value} cannot be run by this model; pass {fewest} to"
     ):
-        engine_limits(manifest, **{limit: value})
+        engine_limits(manifest, EngineOptions(**{limit: value}))
 
 
 # ---- the command ----

@@ -12,27 +12,31 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tightbeam.export import ExportError, export_model
+from tightbeam.export import ExportError, build_command, command, export_model
 from tightbeam.export.auto.workload import Workload
-from tightbeam.export.command import app
 from tightbeam.export.option import Option, check_options, from_command, settings_of, with_options
 from tightbeam.export.options import ExportKeywords, ExportOptions
+from tightbeam.export.tensorrt.options import EngineOptions
 from tools.docs.tables import with_tables
 
-OWN = {"output", "dry_run", "verbose", "version", "help"}
-"""Options of the command that are not an export's."""
 
-
-def test_the_command_has_every_option_once() -> None:
-    command: Any = typer.main.get_command(app)
-    parameters = {parameter.name: parameter for parameter in command.params if parameter.name != "model"}
-    settings = [setting for record in (ExportOptions, Workload) for setting in settings_of(record)]
-    assert {*parameters} - OWN == {setting.parameter.name for setting in settings}
+@pytest.mark.parametrize(
+    ("app", "records", "own"),
+    [
+        (command.app, [ExportOptions, Workload], {"model", "output", "dry_run", "verbose", "version"}),
+        (build_command.app, [EngineOptions], {"bundle", "version"}),
+    ],
+)
+def test_a_command_has_every_option_once(app: typer.Typer, records: list[type], own: set[str]) -> None:
+    made: Any = typer.main.get_command(app)
+    parameters = {parameter.name: parameter for parameter in made.params}
+    settings = [setting for record in records for setting in settings_of(record)]
+    assert {*parameters} - own == {setting.parameter.name for setting in settings}
     for setting in settings:
         parameter = parameters[setting.parameter.name]
         assert parameter.opts == [setting.flag] and parameter.help == setting.option.help
-        assert setting.value(parameter.default) == setting.default
-    assert [*parameters["output"].opts] == ["--output", "-o"]
+        default = setting.value(parameter.default)
+        assert (tuple(default) if isinstance(default, list) else default) == setting.default
 
 
 def test_the_function_has_every_option_once() -> None:
@@ -62,7 +66,8 @@ def test_every_field_is_an_option() -> None:
     assert {field.name for field in fields(ExportOptions)} - {s.name for s in settings_of(ExportOptions)} == {
         "workload"
     }
-    assert {field.name for field in fields(Workload)} == {setting.name for setting in settings_of(Workload)}
+    for record in (Workload, EngineOptions):
+        assert [field.name for field in fields(record)] == [setting.name for setting in settings_of(record)]
 
 
 @pytest.mark.parametrize(

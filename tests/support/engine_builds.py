@@ -19,6 +19,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.tensorrt.build import build_engine, write_tensorrt_graphs
 from tightbeam.export.tensorrt.limits import engine_limits
+from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.export.writing.entries import graph_entries, state_entries
 from tightbeam.graph_passes.tensorrt.plugin_nodes import from_plugin_nodes
 from tightbeam.plugins.ops import DOMAIN, OPERATORS
@@ -33,9 +34,10 @@ except TensorRTError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
-def build(bundle: Path, **settings: Any) -> Any:
+def build(bundle: Path, on_progress: Any = lambda what, done, steps: None, **settings: Any) -> Any:
     """Build without compiled kernels, which take seconds each."""
-    return build_engine(bundle, capabilities=CAPABILITIES, force=True, **{"kernels": False, **settings})
+    options = EngineOptions(capabilities=CAPABILITIES, force=True, **{"kernels": False, **settings})
+    return build_engine(bundle, options, on_progress=on_progress)
 
 
 def check_builds(source: Path, folder: Path) -> None:

@@ -26,10 +26,14 @@ import sys
 from pathlib import Path
 from tightbeam.export import export_model
 from tightbeam.export.tensorrt.build import build_engine
+from tightbeam.export.tensorrt.options import EngineOptions
 folder, precision, capability = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 if not folder.exists():
     export_model("demo", folder, variant="dedup")
-build_engine(folder, capabilities=[capability], precision=precision, name=precision, force=True, check=False)
+build_engine(
+    folder,
+    EngineOptions(capabilities=[capability], precision=precision, name=precision, force=True, check=False),
+)
 """
 RUN = """
 import json, sys
