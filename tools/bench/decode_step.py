@@ -6,7 +6,7 @@
 The floor of a step is its matrix products with weights alone, in ONNX Runtime, from the same weights file; the floor
 of the encoder is these and the two products of each attention. ``functions`` is a variant whose operators run as the
 functions inside the model, without our library. Times are measured in one process, round by round in turn, and the
-medians are printed. The peak memory of a whole run is measured in a process of its own (Linux).
+medians are printed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -31,17 +27,10 @@ from rich.table import Table
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.runtimes._onnxruntime import session_options
 from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import export_model
-from tightbeam.export.writing.entries import sizes_of
-from tightbeam.graph_passes import PRESETS, RunSize
 from tightbeam.plugins.library import ENVIRONMENT as LIBRARY_VARIABLE
-from tightbeam.plugins.library import cpu_library
-from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
-from tightbeam.plugins.ops._case import Array as CaseArray
-from tightbeam.plugins.ops.beam_top_k.cases import random_case as random_head
 from tools.bench.floor import Floor
 from tools.bench.turns import in_turn
 
@@ -78,7 +67,7 @@ def main(
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Print the tables of the encoder, of the decode step and of memory."""
+    """Print the tables of the encoder and of the decode step."""
     if any(R % beams for R in rows):
         raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
     console = Console(highlight=False)
@@ -90,9 +79,6 @@ def main(
     gc.collect()
     figures["step_ms"] = _time_steps(bundles, rows, steps, beams, source, rounds, threads)
     _print_steps(console, figures["step_ms"], [*VARIANTS, *(f"{name}{FUNCTIONS}" for name in WITH_OPERATORS)], source)
-    _print_head(console, figures["step_ms"])
-    figures["peak_memory"] = _peak_memory(bundles, rows, beams, source, max(steps), threads)
-    _print_memory(console, figures["peak_memory"])
     if output is not None:
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
@@ -176,8 +162,7 @@ def _time_steps(
                 if any(state.kind == "append" for state in states):
                     for _ in range(T - 1 - taken):  # such a cache has the length of the steps taken
                         work[variant]()
-            head = _SearchHead(R, beams, bundles["dedup"].manifest.sizes.vocabulary, T, threads)
-            medians = in_turn({**work, **head.work}, rounds)
+            medians = in_turn(work, rounds)
             taken = T + rounds
             caches = {variant: list(decoding.cache_bytes) for variant, decoding in decodings.items()}
             figures.append({"rows": R, "T": T, "ms": {k: 1e3 * v for k, v in medians.items()}, "cache_bytes": caches})
@@ -213,106 +198,6 @@ def step_at(decoding: Decoding, bundle: Bundle, batch: int, beams: int, T: int) 
     return step
 
 
-def _peak_memory(
-    bundles: dict[str, Bundle], rows: list[int], beams: int, source: int, new_tokens: int, threads: int | None
-) -> list[dict[str, Any]]:
-    """Peak memory of a whole run in a process of its own, next to weights and caches by formula."""
-    figures = []
-    for variant in ("dedup", "el"):
-        bundle = bundles[variant]
-        for R in rows:
-            run = [str(bundle.path), str(R // beams), str(beams), str(source), str(new_tokens), str(threads or 0)]
-            done = subprocess.run([sys.executable, "-c", PEAK_OF_A_RUN, *run], check=True, capture_output=True)
-            sizes = sizes_of(bundle.manifest)
-            run_size = RunSize(B=R // beams, M=beams, N=source, T=new_tokens)
-            by_formula = bundle.manifest.weights.bytes + sum(PRESETS[variant].cache_bytes(sizes, run_size))
-            figures.append({"variant": variant, "rows": R, "by_formula": by_formula, **json.loads(done.stdout)})
-    return figures
-
-
-PEAK_OF_A_RUN = """
-import json, sys, threading, time
-
-def status():
-    lines = open("/proc/self/status").read().splitlines()
-    values = dict(line.split(":", 1) for line in lines)
-    return {name: 1024 * int(values[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
-
-import numpy as np
-from tightbeam.deploy import Runner
-
-path, batch, beams, source, new_tokens, threads = sys.argv[1], *map(int, sys.argv[2:])
-before, most, running = status(), status(), True
-
-def watch():
-    while running:
-        now = status()
-        most.update({name: max(most[name], now[name]) for name in most})
-        time.sleep(0.005)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-runner = Runner.load(path, threads=threads or None, verify=False)
-ids = np.random.default_rng(0).integers(5, runner.manifest.sizes.source_vocabulary, (batch, source))
-settings = {"num_beams": beams, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "no_repeat_ngram_size": 3}
-runner.generate(ids, **settings)
-running = False
-watcher.join()
-peak = status()["VmHWM"] - before["VmRSS"]
-anonymous, file = most["RssAnon"] - before["RssAnon"], most["RssFile"] - before["RssFile"]
-print(json.dumps({"peak": peak, "anonymous": anonymous, "file": file}))
-"""
-"""Anonymous memory (packed weights, caches, scratch) and mapped files are sampled: each at its own highest."""
-
-
-class _SearchHead:
-    """BeamTopK and NGramBlock by themselves, in place, at the sizes of a step after T tokens."""
-
-    def __init__(self, R: int, beams: int, vocabulary: int, T: int, threads: int | None) -> None:
-        head = random_head(0, B=R // beams, M=beams, vocabulary=vocabulary, C=2 * beams, T=T, P=1, n=3).inputs
-        head["lengths"].fill(T)
-        block = {
-            "scores": head["logits"],
-            "history": head["history"],
-            "lengths": np.full(R, T, np.int32),
-            "ngram_size": head["no_repeat_ngram_size"],
-        }
-        self.work = {
-            "search head": self._runner("BeamTopK", head, threads),
-            "n-gram block": self._runner("NGramBlock", block, threads),
-        }
-
-    def _runner(self, name: str, inputs: dict[str, CaseArray], threads: int | None) -> Callable[[], None]:
-        operator = OPERATORS[name]
-        node = onnx.helper.make_node(name, operator.input_names, operator.output_names, domain=DOMAIN)
-        types = {"scores": 1, "blocked": 1, "beams": 7, "tokens": 7}
-        graph = onnx.helper.make_graph(
-            [node],
-            name,
-            [
-                onnx.helper.make_tensor_value_info(tensor, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-                for tensor, a in inputs.items()
-            ],
-            [onnx.helper.make_tensor_value_info(tensor, types[tensor], None) for tensor in operator.output_names],
-        )
-        opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)]
-        model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions([node]), ir_version=IR_VERSION)
-        options = session_options(threads)
-        if library := cpu_library():
-            options.register_custom_ops_library(str(library))
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
-        values = {tensor: ort.OrtValue.ortvalue_from_numpy(array) for tensor, array in inputs.items()}
-        for tensor, value in values.items():
-            binding.bind_ortvalue_input(tensor, value)
-        for tensor in operator.output_names:
-            if tensor == "blocked":
-                binding.bind_ortvalue_output(tensor, values["scores"])
-            else:
-                binding.bind_output(tensor, "cpu")
-        return lambda: session.run_with_iobinding(binding)
-
-
 def _print_encoder(console: Console, figures: list[dict[str, float]], source: int) -> None:
     table = Table(title=f"Encoder, {source} tokens, seconds", title_justify="left")
     for heading in ("batch", "floor", "encoder", "ratio"):
@@ -341,28 +226,6 @@ def _print_steps(console: Console, figures: list[dict[str, Any]], variants: list
             ratio = source_bytes["baseline"] / source_bytes["el"]
             cache.add_row(str(row["rows"]), *(f"{source_bytes[v]:,}" for v in variants), f"{ratio:g}")
     console.print(cache)
-
-
-def _print_head(console: Console, figures: list[dict[str, Any]]) -> None:
-    table = Table(title="Search head alone, ms (share of a step of dedup)", title_justify="left")
-    for heading in ("rows", "tokens", "BeamTopK", "NGramBlock"):
-        table.add_column(heading, justify="right")
-    for row in figures:
-        ms = row["ms"]
-        cells = [f"{ms[name]:.2f} ({ms[name] / ms['dedup']:.1%})" for name in ("search head", "n-gram block")]
-        table.add_row(str(row["rows"]), str(row["T"]), *cells)
-    console.print(table)
-
-
-def _print_memory(console: Console, figures: list[dict[str, Any]]) -> None:
-    table = Table(title="Peak memory of a run beyond that of its start, MB", title_justify="left")
-    for heading in ("variant", "rows", "weights + caches", "peak", "ratio", "most anonymous", "most from files"):
-        table.add_column(heading, justify="right")
-    for row in figures:
-        numbers = [f"{row[name] / 1e6:,.0f}" for name in ("by_formula", "peak", "anonymous", "file")]
-        ratio = f"{row['peak'] / row['by_formula']:.2f}"
-        table.add_row(row["variant"], str(row["rows"]), *numbers[:2], ratio, *numbers[2:])
-    console.print(table)
 
 
 if __name__ == "__main__":
