@@ -219,7 +219,9 @@ def _begin(
         prompt_length=P,
     )
     decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
-    stepper = BeamStepper(decoding, options, prompt)
+    stepper = BeamStepper(decoding, options)
+    for sample in range(len(sources.source)):
+        stepper.join(sample, P, 0 if prompt is None else int(prompt.first_positions[sample]))
     decoding.inputs["normalize"][...] = True
     decoding.inputs["candidates"][...] = candidates
     stepper.history[:, 0, :P] = options.prompt[0] if prompt is None else prompt.tokens

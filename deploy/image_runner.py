@@ -8,6 +8,7 @@ from typing import Any
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.batches import Batches
 from tightbeam.deploy.image.read import check_pixels, image_processor_of, read_all
+from tightbeam.deploy.scheduling.sample import samples_of_features
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.text.output import Output
 
@@ -55,7 +56,7 @@ class ImageRunner(Batches):
         settings = self._without_effect(settings)
         options = self.options(**settings).without_source_tokens("an image")
         pixels, mask = check_pixels(image_processor_of(self), pixel_values, self.manifest.sizes.max_source)
-        return self._run(pixels, mask, options, callback)
+        return self._generate(samples_of_features(pixels, mask, options), callback)
 
     def read_images(self, images: Sequence[Any], *, batch_size: int = 8, **settings: Any) -> list[Output]:
         """Generate text from images.

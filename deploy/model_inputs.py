@@ -7,11 +7,9 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model_settings import ModelSettings
-from tightbeam.deploy.padding import left_pad, right_pad
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.text.token_ids import check_ids, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -147,7 +145,9 @@ class ModelInputs(ModelSettings):
             )
         return self._codec
 
-    def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
+    def sample(
+        self, number: int, tokens: Sequence[int] | Array, settings: Mapping[str, Any], mask: Array | None = None
+    ) -> Sample:
         """Return a sample for ``scheduler``.
 
         Parameters
@@ -158,6 +158,8 @@ class ModelInputs(ModelSettings):
             Token ids that ``check_ids`` has no objection to.
         settings : mapping
             Arguments of ``model.generate``, for this sample alone.
+        mask : int64 [N], optional
+            0 at padding, 1 elsewhere; a prompt counts in one piece.
 
         Returns
         -------
@@ -169,7 +171,7 @@ class ModelInputs(ModelSettings):
             A setting is unknown, not supported, or impossible for this model or prompt.
         """
         options = self.options_for(len(tokens), settings)
-        return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only)
+        return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only, mask=mask)
 
     def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
         """Return a sample of a speech model for ``scheduler``.
@@ -241,35 +243,3 @@ class ModelInputs(ModelSettings):
         """
         positions = len(pixels) if pixels.ndim == 2 else self.manifest.sizes.max_source
         return Sample(number, self.options_for(1, settings).without_source_tokens("an image"), pixels, positions)
-
-    def pad(self, rows: Sequence[Sequence[int]], options: GenerationOptions) -> tuple[Array, Array]:
-        """Pad rows of token ids to a batch, on the side that this model expects.
-
-        Parameters
-        ----------
-        rows : sequence of sequences of int
-            Token ids of each row.
-        options : GenerationOptions
-            The settings, for the pad token.
-
-        Returns
-        -------
-        input_ids : int64 [B, N]
-        attention_mask : int64 [B, N]
-        """
-        return left_pad(rows, options.pad_token_id) if self.decoder_only else right_pad(rows)
-
-    def prompt_of(self, input_ids: Array) -> int:
-        """Return the length of the prompt that the sequences of a batch begin with.
-
-        Parameters
-        ----------
-        input_ids : integers [B, N]
-            The batch.
-
-        Returns
-        -------
-        int
-            N, padding included, of a decoder-only model; 0 of an encoder-decoder.
-        """
-        return input_ids.shape[1] if self.decoder_only else 0

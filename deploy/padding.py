@@ -8,7 +8,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Bools
 
-__all__ = ["left_pad", "mask_of_padding", "right_pad", "unbroken"]
+__all__ = ["mask_of_padding", "right_pad", "unbroken"]
 
 
 def right_pad(rows: Sequence[Sequence[int] | Array]) -> tuple[Array, Array]:
@@ -29,29 +29,6 @@ def right_pad(rows: Sequence[Sequence[int] | Array]) -> tuple[Array, Array]:
     for row, tokens in enumerate(rows):
         ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = 1
-    return ids, mask
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> tuple[Array, Array]:
-    """Pad rows of token ids on the left, with the pad token, or 0 where there is none.
-
-    Parameters
-    ----------
-    rows : sequence of B sequences of int
-    pad_token_id : int or None
-
-    Returns
-    -------
-    input_ids : int64 [B, N]
-    attention_mask : int64 [B, N]
-        0 at padding.
-    """
-    ids = np.full((len(rows), max(map(len, rows))), pad_token_id or 0, dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        start = ids.shape[1] - len(tokens)
-        ids[row, start:] = tokens
-        mask[row, start:] = 1
     return ids, mask
 
 

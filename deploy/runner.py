@@ -32,6 +32,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.batches import check_batch_size, check_texts_alone
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image_runner import ImageRunner
 from tightbeam.deploy.runtimes.base import Runtime
@@ -40,7 +41,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.speech_runner import SpeechRunner
 from tightbeam.deploy.text.output import Output, output_of
-from tightbeam.deploy.text.ragged import ragged_rows
+from tightbeam.deploy.text.ragged import beginnings_of, ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
@@ -165,7 +166,7 @@ class Runner(SpeechRunner, ImageRunner):
         ----------
         input_ids : integers [B, N], or sequence of B sequences of int
             Sources of an encoder-decoder model, or prompts of a decoder-only model, padded on either side. Rows of
-            different lengths are padded and masked here, and the tokens are those of each row alone.
+            different lengths are run without padding, and each gets the tokens that it gets alone.
         attention_mask : integers [B, N], optional
             0 at padding, 1 elsewhere. By default every position counts; of a decoder-only model, every token but the
             pad token, as in transformers.
@@ -175,8 +176,8 @@ class Runner(SpeechRunner, ImageRunner):
         callback : SearchCallback, optional
             Receives tokens and each finished sample while the search runs, and may cancel samples.
         **settings
-            Arguments of ``model.generate``, by the same names, ``generation_config`` among them. Lengths count the
-            whole row, padding included.
+            Arguments of ``model.generate``, by the same names, ``generation_config`` among them. As in transformers,
+            padding in front of a prompt counts in lengths, and in the n-grams of ``no_repeat_ngram_size``.
 
         Returns
         -------
@@ -211,18 +212,33 @@ class Runner(SpeechRunner, ImageRunner):
         settings = self._without_effect(settings)
         options = self.options(**settings)
         check_without_text(settings)
-        rows = ragged_rows(input_ids)
+        rows = self._rows(input_ids, attention_mask, options)
+        each = [settings] * len(rows)
         if decoder_input_ids is not None:
-            if rows is not None and attention_mask is None:
-                input_ids, attention_mask = self.pad(rows, options)
-            ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
-            return self._run(ids, mask, self._beginning_with(decoder_input_ids, len(ids), settings), callback)
+            beginnings = beginnings_of(decoder_input_ids, len(rows))
+            each = [{**settings, "decoder_input_ids": beginning} for beginning in beginnings]
+        samples = [self.sample(index, ids, each[index], mask=mask) for index, (ids, mask) in enumerate(rows)]
+        return self._generate(samples, callback)
+
+    def _rows(
+        self, input_ids: Any, attention_mask: Array | None, options: GenerationOptions
+    ) -> list[tuple[Array, Array]]:
+        """The ids int64 [N] and the mask int64 [N] of each row. Rows of different lengths are not padded."""
+        rows = ragged_rows(input_ids)
         if rows is None:
             ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
-            return self._generate(ids, mask, options, settings, callback)
+            return list(zip(ids, mask, strict=True))
         if attention_mask is not None:
-            raise InputError("attention_mask is for rows of one length; leave it out, rows are padded and masked here")
-        return self._generate_ragged(rows, options, settings, callback)
+            raise InputError("attention_mask is for rows of one length; leave it out, rows are not padded here")
+        found = []
+        for index, row in enumerate(rows):
+            try:
+                self.check_ids(row)
+            except InputError as error:
+                raise InputError(f"row {index} of input_ids: {error}") from None
+            ids, mask = check_batch([row], None, options, self.manifest.sizes)
+            found.append((ids[0], mask[0]))
+        return found
 
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
@@ -301,7 +317,9 @@ class Runner(SpeechRunner, ImageRunner):
                 samples.append(self.sample(index, self.encode(text, truncate=truncate, **settings)[0], settings))
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-        scheduler = self.scheduler(min(batch_size, max(1, len(samples))))  # on a GPU every place takes every step
+        # On a GPU every place takes every step.
+        rows = min(batch_size, max(1, len(samples))) * max((own.options.num_beams for own in samples), default=1)
+        scheduler = self.scheduler(rows)
         found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
         return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]

@@ -14,7 +14,7 @@ from tightbeam.deploy.audio.files import as_samples
 from tightbeam.deploy.batches import Batches, check_batch_size, check_texts_alone
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.scoring import TIMES
-from tightbeam.deploy.scheduling.events import NullEvents
+from tightbeam.deploy.scheduling.sample import samples_of_features
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import TextSegment
@@ -74,7 +74,8 @@ class SpeechRunner(Batches):
         settings = self._without_effect(settings)
         if self.recordings is not None:
             options = self.options(**settings).without_source_tokens("a recording")
-            return self._run(*self.recordings.checked(input_features, attention_mask), options, callback)
+            features, mask = self.recordings.checked(input_features, attention_mask)
+            return self._generate(samples_of_features(features, mask, options), callback)
         options = self._for_one_window(self.options(**settings))
         if not self.log_mel:
             raise InputError("this is a text model; pass text or token ids instead of audio")
@@ -90,7 +91,7 @@ class SpeechRunner(Batches):
         features = finite_float32("input_features", features)
         own_frames = check_frames(attention_mask, *features.shape[::2])
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        found = self._run(features, mask, options, callback)
+        found = self._generate(samples_of_features(features, mask, options), callback)
         about = self.manifest.alignment
         return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
 
@@ -191,7 +192,7 @@ class SpeechRunner(Batches):
         opened = reader.read(1, _source("the recording", recording))
         if opened.failure is not None:
             raise opened.failure
-        return stream_segments(self, opened, self.group_scheduler(batch_size * reader.options.num_beams, NullEvents()))
+        return stream_segments(self, opened, self.scheduler(batch_size * reader.options.num_beams))
 
     def _with_timestamps(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         settings = {**settings, "return_timestamps": True}

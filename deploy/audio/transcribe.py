@@ -29,9 +29,8 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.file_lines import FileLine
 from tightbeam.deploy.text.input_result import InputResult
@@ -90,9 +89,11 @@ def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **se
     **settings
         Settings of ``model.generate``.
     """
-    scheduler = model.scheduler(min(batch_size, len(features)))  # on a GPU every place takes every step
     samples = [model.sample_of_features(number, window, settings) for number, window in enumerate(features)]
-    found = scheduler.run(samples)
+    beams = max(sample.options.num_beams for sample in samples)
+    found = model.scheduler(min(batch_size, len(features)) * beams).run(
+        samples
+    )  # on a GPU every place takes every step
     return join([output_of(model, found[sample.number], sample.options) for sample in samples])
 
 
@@ -356,7 +357,7 @@ def transcribe_files(
     return run_sources(model, make, sources, settings, batch_size=batch_size, **how)
 
 
-def stream_segments(model: SpeechModel, opened: OpenInput, scheduler: GroupScheduler) -> Iterator[TextSegment]:
+def stream_segments(model: SpeechModel, opened: OpenInput, scheduler: Scheduler) -> Iterator[TextSegment]:
     """Yield the segments of a recording, those of a window as soon as it is done.
 
     Parameters

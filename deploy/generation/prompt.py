@@ -8,7 +8,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 
-__all__ = ["Prompt", "banned_by_padding", "first_length"]
+__all__ = ["Prompt", "first_length"]
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,3 @@ class Prompt:
 def first_length(prompt: Prompt | None) -> int:
     """Return the tokens of a row when the decoder is fed for the first time: P of a prompt, else the start token."""
     return 1 if prompt is None else prompt.tokens.shape[1]
-
-
-def banned_by_padding(history: Array, padding: Array, size: int) -> Ints:
-    """Return the tokens that would repeat an n-gram that begins in the padding of a row.
-
-    `NoRepeatNGramLogitsProcessor` of transformers treats padding as text. The graph gets rows without padding.
-
-    Parameters
-    ----------
-    history : int64 [B, M, T]
-    padding : int64 [B]
-        Number of padding tokens at the beginning of each row.
-    size : int
-        n; 0 is off.
-
-    Returns
-    -------
-    int64 [B, M, X]
-        -1 marks an unused entry.
-    """
-    B, M, T = history.shape
-    starts = np.arange(min(int(padding.max()), T + 1 - size))
-    if not size or not len(starts):
-        return np.zeros((B, M, 0), np.int64)
-    newest = history[:, :, T + 1 - size :]  # [B, M, size - 1]
-    grams = history[:, :, starts[:, None] + np.arange(size)]  # [B, M, X, size]
-    again = (grams[..., :-1] == newest[:, :, None]).all(axis=3) & (starts < padding[:, None, None])
-    found = again.any(axis=(0, 1))
-    banned: Ints = np.where(again, grams[..., -1], -1)[:, :, found]
-    return banned

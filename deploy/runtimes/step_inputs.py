@@ -7,7 +7,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding, first_length
+from tightbeam.deploy.runtimes._padded_history import PaddedHistory, banned_by_padding
 from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
@@ -27,30 +27,20 @@ class BeamStepper:
     ----------
     decoding : Decoding
     options : GenerationOptions
-    prompt : Prompt, optional
-        The tokens that the rows of a decoder-only model begin with.
-    joining : bool
-        The samples of the decoding are not known yet; each comes by ``join``.
+        Those of any sample: what the samples of a batch share.
+
+    Its samples come by ``join``, in the order of their places.
     """
 
-    def __init__(
-        self, decoding: Decoding, options: GenerationOptions, prompt: Prompt | None = None, *, joining: bool = False
-    ) -> None:
+    def __init__(self, decoding: Decoding, options: GenerationOptions) -> None:
         self._decoding = decoding
         self._beams = options.num_beams
         inputs = decoding.inputs
-        prompt_length = first_length(prompt)
-        self._samples = np.arange(0 if joining else len(inputs["lengths"]))  # [B']: sample of the batch by place
-        self._prompt_lengths = np.full(len(self._samples), prompt_length)  # [B']
-        self._padding: Array | None = None  # [B'], of the remaining samples
-        self._padded: Array | None = None  # the search's history [B, M, T_history], where the decoder's has no padding
+        self._samples = np.zeros(0, np.int64)  # [B']: sample of the batch by place
+        self._prompt_lengths = np.zeros(0, np.int64)  # [B']
+        self._padding = np.zeros(0, np.int64)  # [B'], tokens of padding in them
+        self._padded: PaddedHistory | None = None  # the search's rows, if the decoder's have no padding
         self._options = options
-        if prompt is not None:
-            inputs["first_positions"][:] = prompt.first_positions
-            if prompt.padding.any():
-                self._padding = prompt.padding.copy()
-                rows = len(inputs["tokens"]) // self._beams, self._beams
-                self._padded = np.zeros((*rows, inputs["history"].shape[1]), np.int64)
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
         inputs["candidates"][...] = options.candidates
@@ -74,7 +64,9 @@ class BeamStepper:
         self._tokens = inputs["tokens"].reshape(-1, M)
         self._beam_index = inputs["beam_index"].reshape(-1, M)
         self._rows_history = inputs["history"].reshape(rows // M, M, inputs["history"].shape[1])
-        self.history = self._rows_history if self._padded is None else self._padded
+        self.history = self._rows_history
+        if self._padded is not None:
+            self.history = self._padded.rows(*self._rows_history.shape[::2])
         self._ancestry = inputs["ancestry"]
         self._positions = inputs["positions"].reshape(-1, M)
         self._first_positions = inputs["first_positions"][:, None].astype(np.int64)  # [B, 1]
@@ -94,11 +86,8 @@ class BeamStepper:
         buffers["history_lengths"].T[...] = inputs.lengths  # [B], or [B, groups]
         if inputs.nodes is not None:
             buffers["trie_nodes"][:] = inputs.nodes.reshape(-1)
-        banned = inputs.banned
-        if self._padding is not None:
-            banned = self._strip_padding(inputs.history, banned)
         buffers["beam_scores"][:] = inputs.beam_scores
-        self._ban(banned)
+        self._ban(inputs.banned if self._padded is None else self._without_padding(inputs))
         scores, beams, tokens = self._decoding.step()
         self._check(scores, tokens, inputs.lengths)
         return Candidates(scores, beams, tokens, self._whole_rows(), self._decoding.alignment_queries)
@@ -121,15 +110,18 @@ class BeamStepper:
             nodes=inputs["trie_nodes"],
         )
 
-    def _strip_padding(self, history: Array, banned: Array) -> Array:
-        """Write ``history`` [B, M, T] without its padding for the decoder; returns all banned tokens [B, M, X]."""
-        assert self._padding is not None
-        T = history.shape[2]
-        for sample, padding in enumerate(self._padding):
-            self._rows_history[sample, :, : T - padding] = history[sample, :, padding:]
-        np.subtract(T, self._padding, out=self._decoding.inputs["history_lengths"].T, casting="unsafe")
-        by_padding = banned_by_padding(history, self._padding, self._options.no_repeat_ngram_size)
-        return np.concatenate([banned, by_padding], axis=2)
+    def _without_padding(self, inputs: StepInputs) -> Array:
+        """Write the decoder's rows, which have no padding. Returns all banned tokens [B, M, X]."""
+        size, banned = self._options.no_repeat_ngram_size, [*inputs.banned]
+        for place, (length, padding) in enumerate(zip(inputs.lengths.tolist(), self._padding.tolist(), strict=True)):
+            own = inputs.history[place, :, :length]
+            self._rows_history[place, :, : length - padding] = own[:, padding:]
+            banned[place] = np.concatenate([banned[place], banned_by_padding(own, padding, size)], axis=1)
+        self._decoding.inputs["history_lengths"].T[...] = inputs.lengths - self._padding
+        found = np.full((len(banned), self._beams, max(own.shape[1] for own in banned)), -1, np.int64)
+        for row, each in zip(found, banned, strict=True):
+            row[:, : each.shape[1]] = each
+        return found
 
     def _ban(self, banned: Array) -> None:
         """Write banned tokens [B, M, P] into their buffer, filled up with -1."""
@@ -156,21 +148,24 @@ class BeamStepper:
         number : int
             The sample's number, for errors.
         prompt_length : int
-            Tokens that its rows begin with. The decoder is fed the last of them first.
+            Tokens that its rows begin with, padding included. The decoder is fed the last of them first.
         first_position : int
-            The position of that token.
+            The position of that token, which padding does not count in.
         """
-        place = len(self._samples)
+        place, padding = len(self._samples), prompt_length - 1 - first_position
         self._samples = np.append(self._samples, number)
         self._prompt_lengths = np.append(self._prompt_lengths, prompt_length)
+        self._padding = np.append(self._padding, padding)
+        if padding and self._padded is None:
+            self._padded = PaddedHistory(self.history)
         self._decoding.inputs["first_positions"][place] = first_position
         self._bind_buffers()
 
     def compact(self, compaction: Compaction) -> None:
+        if self._padded is not None:
+            self._padded.compact(compaction, len(self._samples))
         self._decoding.compact(compaction)
         self._samples = compaction.apply(self._samples)
         self._prompt_lengths = compaction.apply(self._prompt_lengths)
-        if self._padding is not None and self._padded is not None:
-            self._padding = compaction.apply(self._padding)
-            self._padded = compaction.apply(self._padded)
+        self._padding = compaction.apply(self._padding)
         self._bind_buffers()

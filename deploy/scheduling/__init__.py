@@ -1,1 +1,1 @@
-"""Samples that join and leave a running batch: what a sample is, who is encoded next, the batch, and their turns."""
+"""The scheduler: samples wait, are encoded, join the running batch of their lane, take steps, and leave it."""

@@ -1,4 +1,4 @@
-"""The running batch of one group of samples: its decoding, its search, and how samples get into it."""
+"""The running batch of a lane: its decoding, its search, and how samples get into it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["Batch", "JoiningBatch", "WholeBatch"]
 
 
 class Batch:
-    """Samples of one group that take their steps together.
+    """Samples of one batch key that take their steps together.
 
     Parameters
     ----------
     decoding : Decoding
         The decoder's buffers.
     sample : Sample
-        Any sample of the group.
+        Any sample of the batch.
     callback : SearchCallback
         Receives results, by the samples' numbers.
     """
 
     def __init__(self, decoding: Decoding, sample: Sample, callback: SearchCallback) -> None:
-        self.group = sample.group
+        self.key, self.num_beams = sample.batch_key, sample.options.num_beams
         self.decoding = decoding
-        self._stepper = BeamStepper(decoding, sample.options, joining=True)
+        self._stepper = BeamStepper(decoding, sample.options)
         self._search = new_search(self._stepper, sample.options, callback)
 
     def __len__(self) -> int:
@@ -55,8 +55,10 @@ class Batch:
         self.decoding.close()
 
     def _start(self, sample: Sample, keys: Array | None) -> None:
-        """Begin the search of a sample whose source has its place in the decoding; ``keys`` [A, N, K] are those of its
-        alignment heads, where times of tokens are asked for."""
+        """Begin the search of a sample whose source has its place in the decoding.
+
+        ``keys`` [A, N, K] are the keys of its alignment heads, if times of tokens are asked for.
+        """
         self._stepper.join(sample.number, sample.first_length, sample.first_position)
         self._search.join(sample.number, sample.options, sample.prompt, sample.tokens)
         if keys is not None:
@@ -93,7 +95,7 @@ class JoiningBatch(Batch):
     ----------
     runtime : JoiningRuntime
     samples : sequence of Sample
-        Samples of the group that are to be encoded, the first one among them. The buffers are made for all of these.
+        Samples that are to be encoded, the first one among them. The buffers are made for all of these.
     places : int
         The most samples in the batch.
     callback : SearchCallback
@@ -127,15 +129,15 @@ class JoiningBatch(Batch):
         return self._encoded[0][0]
 
     def forget(self, number: int) -> bool:
-        """Remove an encoded sample without a place. Returns False where there is none of this number."""
+        """Remove an encoded sample without a place. Returns False if none has this number."""
         found = next((entry for entry in self._encoded if entry[0].number == number), None)
         if found is not None:
             self._encoded.remove(found)
         return found is not None
 
     def fill(self, waiting: WaitingSamples, room: int, on_taken: Callable[[Sequence[Sample]], None]) -> None:
-        """Let samples join while there are places. Where none is encoded, encodes samples of this group: once beside
-        samples that run, else until the places are taken.
+        """Let samples join while there are places. If no sample is encoded, encode more: once beside samples that run,
+        else until the places are taken.
 
         Parameters
         ----------
@@ -149,7 +151,7 @@ class JoiningBatch(Batch):
         while len(self) < most:
             if self._encoded:
                 self._join(*self._encoded.popleft())
-            elif encodes and len(waiting) and waiting.oldest().group == self.group:
+            elif encodes and len(waiting) and waiting.oldest().batch_key == self.key:
                 together = self._runtime.encoded_together
                 samples = waiting.take(positions=together, samples=self._runtime.most_samples)
                 on_taken(samples)
@@ -168,7 +170,7 @@ class JoiningBatch(Batch):
         source, mask = padded(samples)
         into = self._joining.free_places(*mask.shape)
         aligned = samples[0].options.aligned
-        encoded = self._runtime.encode(source, mask, self.group[0], into, aligned=aligned)
+        encoded = self._runtime.encode(source, mask, self.num_beams, into, aligned=aligned)
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
     def _join(self, sample: Sample, encoded: Encoded, index: int) -> None:
@@ -182,6 +184,9 @@ def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:
     """Sources [B, ...], padded on the right, and their mask int64 [B, N]."""
     widest = max(sample.width for sample in samples)
     mask = (np.arange(widest) < np.array([sample.positions for sample in samples])[:, None]).astype(np.int64)
+    for row, sample in zip(mask, samples, strict=True):
+        if sample.mask is not None:
+            row[: len(sample.mask)] = sample.mask
     if samples[0].has_features:  # of one length: `WaitingSamples.take`
         return np.stack([sample.source for sample in samples]), mask
     return right_pad([sample.source for sample in samples])[0], mask

@@ -1,4 +1,4 @@
-"""Events of a scheduler, by sample number, and the work that it does."""
+"""What a scheduler reports while it runs, by sample number, and the work that it does."""
 
 from __future__ import annotations
 
@@ -6,37 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tightbeam.deploy.arrays import Ints
+from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 
 __all__ = ["NullEvents", "SchedulerEvents", "Work"]
 
 
-class SchedulerEvents(Protocol):
-    """Receiver of what happens to samples during a turn."""
+class SchedulerEvents(SearchCallback, Protocol):
+    """A `SearchCallback` that also learns which samples are about to be encoded."""
 
     def on_started(self, samples: Sequence[int]) -> None:
-        """Receive the numbers of samples that are about to be encoded. They are lost if their batch fails."""
-        ...
-
-    def on_tokens(self, samples: Ints, tokens: Ints) -> None:
-        """Receive the tokens of one step of greedy search. Read both arrays during the call only.
-
-        Parameters
-        ----------
-        samples : int64 [B']
-            Numbers of the samples.
-        tokens : int64 [B']
-            The token that each of them got.
-        """
+        """Receive the numbers of samples that are about to be encoded. If the process ends, these are lost."""
         ...
 
 
-class NullEvents:
-    """The `SchedulerEvents` that ignores them."""
+class NullEvents(NullCallback):
+    """The `SchedulerEvents` that ignores all events and cancels nothing."""
 
     def on_started(self, samples: Sequence[int]) -> None: ...
-
-    def on_tokens(self, samples: Ints, tokens: Ints) -> None: ...
 
 
 @dataclass

@@ -38,9 +38,9 @@ class WaitingSamples:
         return self._samples[0]
 
     def near(self) -> list[Sample]:
-        """The oldest sample, and those of its group within the window."""
-        group = self._samples[0].group
-        return [sample for sample in islice(self._samples, 1 + WINDOW) if sample.group == group]
+        """The oldest sample, and those of its batch key within the window."""
+        key = self._samples[0].batch_key
+        return [sample for sample in islice(self._samples, 1 + WINDOW) if sample.batch_key == key]
 
     def remove(self, number: int) -> bool:
         """Remove a sample by its number. Returns False where there is none."""
@@ -52,7 +52,7 @@ class WaitingSamples:
     def take(self, *, positions: int, samples: int) -> list[Sample]:
         """Remove and return the samples to encode together, in the order in which they came.
 
-        They are the oldest one, and those of its group within the window whose lengths are nearest to it.
+        They are the oldest one, and those of its batch key within the window whose lengths are nearest to it.
 
         Parameters
         ----------

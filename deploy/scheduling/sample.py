@@ -1,9 +1,10 @@
-"""One sample of the scheduler: a source with settings of its own, resolved as if it were alone."""
+"""One sample: a source with settings of its own, resolved as if it were alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,7 +12,11 @@ from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.tries.trie import Trie
 
-__all__ = ["Sample"]
+__all__ = ["BatchKey", "Sample", "samples_of_features"]
+
+BatchKey: TypeAlias = tuple[int, int, float, int, str, Trie | None, int | None]
+"""Values that the samples of a batch share: two shapes and two scalars of the graph, the kind of search, the trie, and
+the number of a sample that runs alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +31,14 @@ class Sample:
     source : int64 [N], float32 [mels, frames] or float32 [X, ...]
         What the encoder reads: token ids, a prompt without its last token, or features.
     positions : int
-        Source positions that count, N; 0 for a prompt of one token.
+        N, the positions that the encoder makes of the source; 0 for a prompt of one token.
+    mask : int64 [N], optional
+        0 at positions that do not count, 1 elsewhere. By default all count.
     prompt : int64 [P] or None
         The tokens that the rows of a decoder-only model begin with.
+    padding : int
+        Tokens of padding that the prompt begins with. They have no source position. Rules that count a row's tokens, or
+        look at its n-grams and words, see them, as in transformers; ``repetition_penalty`` does not.
     alone : bool
         The sample shares its batch with no other: it is run again, after its batch failed.
     """
@@ -37,39 +47,56 @@ class Sample:
     options: GenerationOptions
     source: Array
     positions: int
+    mask: Ints | None = None
     prompt: Ints | None = None
+    padding: int = 0
     alone: bool = False
 
     @classmethod
     def of_tokens(
         cls,
         number: int,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | Ints,
         options: GenerationOptions,
         *,
         decoder_only: bool = False,
+        mask: Ints | None = None,
         entropy: bytes = b"",
     ) -> Sample:
         """Make a sample of the source of an encoder-decoder, or of the prompt of a decoder-only model.
 
-        ``entropy`` is what is drawn with where there is no seed; by default the system's.
+        Parameters
+        ----------
+        number, options
+            Attributes of the sample.
+        tokens : integers [N]
+            At least one.
+        decoder_only : bool
+            The tokens are a prompt.
+        mask : int64 [N], optional
+            0 at padding. A prompt counts in one piece; its padding is moved in front of it.
+        entropy : bytes
+            What is drawn with if there is no seed; by default the system's.
         """
-        ids, options = np.array(tokens, np.int64), options.for_input(tokens, entropy=entropy)
+        ids = np.array(tokens, np.int64)
+        own = ids if mask is None else ids[mask > 0]
+        options = options.for_input(own.tolist(), entropy=entropy)
         if not decoder_only:
-            return cls(number, options, ids, len(ids))
-        source = ids[:-1] if len(ids) > 1 else np.zeros(1, np.int64)  # N is at least 1
-        return cls(number, options, source, len(ids) - 1, ids)
+            return cls(number, options, ids, len(ids), None if len(own) == len(ids) else mask)
+        source = own[:-1] if len(own) > 1 else np.zeros(1, np.int64)  # N is at least 1
+        prompt = ids if mask is None else np.concatenate([ids[mask == 0], own])
+        return cls(number, options, source, len(own) - 1, prompt=prompt, padding=len(ids) - len(own))
 
     @property
     def tokens(self) -> Ints | None:
-        """The tokens int64 [N] that were given: the source's or the prompt's; None for features."""
+        """The tokens int64 [N] that were given, padding included: the source's or the prompt's; None for features."""
         if self.prompt is not None:
             return self.prompt
         return None if self.has_features else self.source
 
     @property
     def has_features(self) -> bool:
-        """True where the source is features, of a window, a recording or an image, rather than token ids."""
+        """True if the source is features, of a window, a recording or an image, rather than token ids."""
         return self.source.dtype.kind == "f"
 
     @property
@@ -79,7 +106,7 @@ class Sample:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt, which the result's sequences begin with; 0 of an encoder-decoder."""
+        """Tokens of the prompt, padding included, which the result's sequences begin with; 0 of an encoder-decoder."""
         return 0 if self.prompt is None else len(self.prompt)
 
     @property
@@ -90,7 +117,7 @@ class Sample:
     @property
     def first_position(self) -> int:
         """The position of the first token that the decoder is fed."""
-        return self.first_length - 1
+        return self.first_length - 1 - self.padding
 
     @property
     def cached(self) -> int:
@@ -98,9 +125,26 @@ class Sample:
         return self.options.max_length - self.first_length
 
     @property
-    def group(self) -> tuple[int, int, float, int, str, Trie | None, int | None]:
-        """Values that the samples of one batch share: two shapes and two scalars of the graph, the kind of search, the
-        trie, and the number of a sample that runs alone."""
+    def batch_key(self) -> BatchKey:
+        """Samples of equal keys may share a batch."""
         asked, alone = self.options, self.number if self.alone else None
         numbers = asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size
         return *numbers, asked.kind, asked.trie, alone
+
+
+def samples_of_features(features: Array, mask: Ints, options: GenerationOptions) -> list[Sample]:
+    """Make the samples of a batch of features.
+
+    Parameters
+    ----------
+    features : float32 [B, ...]
+        Features of windows, recordings or images.
+    mask : int64 [B, N]
+        0 at the encoder's positions that are padding, 1 elsewhere.
+    options : GenerationOptions
+        The settings of all samples.
+    """
+    return [
+        Sample(number, options.for_input(own), own, len(counted), counted)
+        for number, (own, counted) in enumerate(zip(features, mask, strict=True))
+    ]

@@ -1,22 +1,20 @@
-"""The scheduler: samples wait, are encoded with others of like length, join the running batch, and leave it."""
+"""The scheduler: samples of any settings, run as they come; docs/design.md has its rules."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
-from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.base import Runtime
-from tightbeam.deploy.scheduling.batch import Batch, JoiningBatch, WholeBatch
 from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents, Work
-from tightbeam.deploy.scheduling.queue import WaitingSamples
-from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.lane import Lane
+from tightbeam.deploy.scheduling.sample import BatchKey, Sample
 from tightbeam.deploy.search import SearchResult
 
 __all__ = ["FailedSample", "FinishedSample", "Scheduler"]
@@ -24,7 +22,7 @@ __all__ = ["FailedSample", "FinishedSample", "Scheduler"]
 
 @dataclass(frozen=True)
 class FinishedSample:
-    """A sample's number and its result, which no other sample has changed."""
+    """A sample's number, and its result, which is the same whatever ran beside it."""
 
     number: int
     result: SearchResult
@@ -32,166 +30,143 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class FailedSample:
-    """A sample's number, and the error that ended it while it ran alone."""
+    """A sample's number, and the error that ended it when it ran alone."""
 
     number: int
     error: Exception
 
 
 class Scheduler:
-    """Runs samples as they come. docs/design.md has the rule by which they are run.
+    """Runs samples of any settings. Samples of one batch key share a lane, and the lanes take turns.
 
-    It is used by one thread. The runtime may be used by others between two turns.
+    One thread uses it. Others may use the runtime between two turns.
 
     Parameters
     ----------
     runtime : Runtime
-        Runs the two graphs. Where its batches cannot be joined, samples are run in whole batches.
-    batch_size : int
-        The most samples in the running batch.
+        Runs the two graphs. If samples cannot join its batches, whole batches run one after the other.
+    max_rows : int
+        The most rows (samples x beams) that take steps, of all lanes together.
     lock : context manager, optional
         Held while the runtime is in use.
     events : SchedulerEvents, optional
-        Receives what happens to samples.
-    work : Work, optional
-        Receives the work that is done.
+        Receives what happens to samples, and may cancel them.
+    retry : bool
+        If a batch fails, run each of its samples again, alone, so that only those fail that cannot be run. Otherwise
+        the error ends the turn.
+
+    Attributes
+    ----------
+    work : Work
+        The work that was done.
+    cache_bytes : (int, int)
+        Bytes of the source cache and of the generated cache of the latest batch.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        batch_size: int,
+        max_rows: int,
         lock: AbstractContextManager[Any] | None = None,
-        *,
         events: SchedulerEvents | None = None,
-        work: Work | None = None,
+        *,
+        retry: bool = True,
     ) -> None:
-        self._runtime, self._joining = runtime, runtime.joining()
+        self.work = Work()
+        self.cache_bytes = (0, 0)
+        self._runtime, self._max_rows, self._retry = runtime, max_rows, retry
         self._lock = lock or nullcontext()
-        self._batch_size = batch_size
-        self._events, self._work = events or NullEvents(), work or Work()
-        self._waiting = WaitingSamples()
-        self._batch: Batch | None = None
-        self._cancelled: set[int] = set()
+        self._events = events or NullEvents()
+        joining = runtime.joining()
+        self._joins = joining is not None
+        self._most_steps = 1 if joining is None else joining.steps_in_turn
+        self._turn: tuple[BatchKey | None, int] = None, 0  # the lane that ran last, and its steps in this turn
+        self._lanes: dict[BatchKey, Lane] = {}  # in the order of their turns
+        self._owners: dict[int, Lane] = {}  # by the numbers of the samples that have no result
         self._ended: list[FinishedSample | FailedSample] = []
-        self._last: tuple[int, int] = (0, 0)
-
-    @property
-    def waiting(self) -> int:
-        """Samples that are not encoded yet."""
-        return len(self._waiting)
-
-    @property
-    def running(self) -> int:
-        """Samples that have a place in the batch."""
-        return 0 if self._batch is None else len(self._batch)
-
-    @property
-    def running_rows(self) -> int:
-        """Their rows."""
-        return 0 if self._batch is None else len(self._batch) * self._batch.group[0]
-
-    @property
-    def next(self) -> Sample | None:
-        """The sample that is the next to get a place; None where all have one."""
-        batch = self._batch
-        if isinstance(batch, JoiningBatch) and batch.encoded:
-            return batch.next
-        return self._waiting.oldest() if len(self._waiting) else None
+        self._running: Lane
 
     @property
     def active(self) -> bool:
         """True while a turn has something to do."""
-        return bool(len(self._waiting) or self._in_batch())
+        return any(lane.active for lane in self._lanes.values())
+
+    @property
+    def waiting(self) -> int:
+        """Samples that are not encoded yet."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def rows(self) -> int:
+        """Rows that have places, of all lanes."""
+        return sum(lane.rows for lane in self._lanes.values())
 
     @property
     def wants_more(self) -> bool:
-        """True where another sample should come before the next turn: there is none, or a whole batch is not full."""
-        if self._joining is None and not self._in_batch():
-            return len(self._waiting) < self._batch_size
-        return not self.active
-
-    @property
-    def cache_bytes(self) -> tuple[int, int]:
-        """Bytes of the source cache and of the generated cache of the latest batch."""
-        return self._last
+        """True if another sample should come before the next turn: there is none, or no whole batch is full."""
+        if self._joins or any(lane.running for lane in self._lanes.values()):
+            return not self.active
+        return all(len(lane.waiting) < lane.places for lane in self._lanes.values())
 
     def add(self, sample: Sample) -> None:
-        """Add a sample. It is run in later turns."""
-        self._waiting.add(sample)
-
-    def is_waiting(self, number: int) -> bool:
-        """True for a sample that is not encoded yet."""
-        return number in self._waiting
+        """Add a sample, which runs in later turns. Between lanes, lower numbers are older."""
+        key = replace(sample, alone=False).batch_key
+        if key not in self._lanes:
+            self._close_idle()
+            places = max(1, self._max_rows // sample.options.num_beams)
+            self._lanes[key] = Lane(self._runtime, places, self, self._on_encode)
+        self._owners[sample.number] = self._lanes[key]
+        self._lanes[key].waiting.add(sample)
 
     def cancel(self, number: int) -> None:
-        """Drop a sample, which has no result then.
+        """Drop a sample, which has no result then. See `Lane.cancel` for when it leaves."""
+        if (lane := self._owners.pop(number, None)) is not None:
+            lane.cancel(number)
 
-        One in the batch leaves it after the next step, or after the first step behind its decoder prompt.
+    def turn(self) -> list[FinishedSample | FailedSample]:
+        """Let the next lane take its turn: samples are encoded once at most, some join, and the batch takes a step.
+
+        Returns
+        -------
+        list of FinishedSample or FailedSample
+            The samples that have ended.
         """
-        batch = self._batch
-        if self._waiting.remove(number):
-            return
-        if isinstance(batch, JoiningBatch) and batch.forget(number):
-            self._waiting.forget(number)
-            return
-        if batch is not None and number in batch:
-            self._cancelled.add(number)
-
-    def turn(self, room: int | None = None) -> list[FinishedSample | FailedSample]:
-        """Encode samples once at most, let them join, run one step, and return the samples that have ended.
-
-        Where the runtime fails, the samples of the batch wait again, and each runs alone in later turns. One that fails
-        alone ends with its error.
-
-        Parameters
-        ----------
-        room : int, optional
-            The most samples that may get a place in this turn; by default as many as there are places.
-        """
+        key, room = self._next()
+        if key is None:
+            return []
+        lane, steps = self._lanes[key], self._turn[1] + 1 if key == self._turn[0] else 1
+        self._turn = key, steps
+        if steps >= self._most_steps:
+            self._lanes[key] = self._lanes.pop(key)  # the last of the next round
+            self._turn = None, 0
         try:
             with self._lock:
-                start = time.perf_counter()
-                self._fill(self._batch_size if room is None else room)
-                filled = time.perf_counter()
-                self._work.prefill_seconds += filled - start
-                if self._batch is not None and len(self._batch):
-                    self._work.steps += 1
-                    self._work.sample_steps += len(self._batch)
-                    self._batch.advance()
-                    self._work.step_seconds += time.perf_counter() - filled
-        except BundleError as error:
-            failed = self._waiting.return_taken(self._cancelled)
-            self._ended += [FailedSample(sample.number, error) for sample in failed]
-            self._drop_batch()
+                self._run(lane, room)
+        except Exception as error:  # of the runtime, or a defect
+            alone = lane.fail()
+            if not self._retry:
+                raise
+            self._ended += [FailedSample(sample.number, error) for sample in alone]
         except BaseException:
-            self._waiting.return_taken(self._cancelled)
-            self._drop_batch()
+            lane.fail()
             raise
-        if self._batch is not None:
-            self._last = self._batch.decoding.cache_bytes
-            if isinstance(self._batch, WholeBatch) and not len(self._batch):
-                self.close()
+        if lane.batch is not None:
+            self.cache_bytes = lane.batch.decoding.cache_bytes
+            lane.close_finished()
         ended, self._ended = self._ended, []
+        for each in ended:
+            self._owners.pop(each.number, None)
         return ended
-
-    def _drop_batch(self) -> None:
-        """Forget a batch that has failed, with its buffers, which are not reused."""
-        self._batch = None
-        self._cancelled.clear()
 
     def run(self, samples: Iterable[Sample]) -> dict[int, SearchResult]:
         """Run samples to their end, close the scheduler, and return their results by number.
 
-        Raises
-        ------
-        BundleError
-            A sample failed.
+        Samples that were cancelled have no result. Raises the error of a sample that failed.
         """
-        for sample in samples:
-            self.add(sample)
         found = {}
         try:
+            for sample in samples:
+                self.add(sample)
             while self.active:
                 for ended in self.turn():
                     if isinstance(ended, FailedSample):
@@ -202,51 +177,73 @@ class Scheduler:
         return found
 
     def close(self) -> None:
-        """Return the buffers to the runtime. Samples of the batch are lost, and later turns open another."""
-        if self._batch is not None:
-            self._batch.close()
-        self._drop_batch()
+        """Return the buffers to the runtime. Samples that are in a batch are lost."""
+        for lane in self._lanes.values():
+            lane.close()
 
-    def _in_batch(self) -> int:
-        batch = self._batch
-        return 0 if batch is None else len(batch) + (batch.encoded if isinstance(batch, JoiningBatch) else 0)
+    def _run(self, lane: Lane, room: int) -> None:
+        self._running = lane
+        start = time.perf_counter()
+        lane.fill(room)
+        filled = time.perf_counter()
+        self.work.prefill_seconds += filled - start
+        if lane.batch is not None and len(lane.batch):
+            self.work.steps += 1
+            self.work.sample_steps += len(lane.batch)
+            lane.batch.advance()
+            self.work.step_seconds += time.perf_counter() - filled
 
-    def _fill(self, room: int) -> None:
-        if not self._in_batch() and len(self._waiting) and room:
-            oldest = self._waiting.oldest()
-            if self._batch is not None and self._batch.group != oldest.group:
-                self.close()
-            if self._joining is None:
-                samples = self._waiting.take(positions=1 << 62, samples=min(room, self._batch_size))
-                self._start(samples)
-                self._batch = WholeBatch(self._runtime, samples, self)
-            elif self._batch is None:
-                near = self._waiting.near()
-                try:
-                    self._batch = JoiningBatch(self._joining, near, self._batch_size, self)
-                except BundleError:  # no memory for its buffers: so that the oldest runs alone, or fails
-                    self._waiting.take(positions=1, samples=1)
-                    raise
-        if isinstance(self._batch, JoiningBatch):
-            self._batch.fill(self._waiting, room, self._start)
+    def _close_idle(self) -> None:
+        for key, lane in list(self._lanes.items()):
+            if not lane.active:
+                lane.close()
+                del self._lanes[key]
 
-    def _start(self, samples: Sequence[Sample]) -> None:
-        self._work.prefills += 1
-        self._work.samples += len(samples)
+    def _next(self) -> tuple[BatchKey | None, int]:
+        """The key of the lane whose turn it is, None if there is none, and the samples that may get a place in it."""
+        for key in self._lanes if self._joins else self._whole():
+            room = self._room(self._lanes[key])
+            if self._lanes[key].running or room:
+                return key, room
+        return None, 0
+
+    def _whole(self) -> list[BatchKey]:
+        """The lane whose whole batch runs, or else that of the oldest sample."""
+        running = [key for key, lane in self._lanes.items() if lane.running]
+        first = {key: found for key, lane in self._lanes.items() if (found := lane.next) is not None}
+        return running or sorted(first, key=lambda key: first[key].number)[:1]
+
+    def _room(self, lane: Lane) -> int:
+        """Samples that may get a place: rows are free, and the oldest sample without a place leaves them over."""
+        own = lane.next
+        if own is None:
+            return 0
+        free, oldest = self._max_rows - self.rows, own
+        for other in self._lanes.values():
+            first = other.next
+            if first is not None and first.number < oldest.number:
+                oldest = first
+        if oldest is not own:
+            free -= oldest.options.num_beams
+        return max(0, free // own.options.num_beams)
+
+    def _on_encode(self, samples: Sequence[Sample]) -> None:
+        self.work.prefills += 1
+        self.work.samples += len(samples)
         self._events.on_started([sample.number for sample in samples])
 
-    # The callback of the search
+    # The callback of the lanes' searches
 
     def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
-        if tokens is not None:
-            self._events.on_tokens(samples, tokens)
-        cancelled = np.array([number in self._cancelled for number in samples.tolist()], np.bool_)
-        if cancelled.any():
-            for number in samples[cancelled].tolist():
-                self._cancelled.remove(number)
-                self._waiting.forget(number)
-        return cancelled
+        lane, leaving = self._running, np.asarray(self._events.on_step(samples, tokens), np.bool_)
+        if lane.cancelled:
+            leaving = leaving | np.array([number in lane.cancelled for number in samples.tolist()])
+        for number in samples[leaving].tolist():
+            lane.forget(number)
+            self._owners.pop(number, None)
+        return leaving
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
-        self._waiting.forget(sample)
+        self._running.forget(sample)
         self._ended.append(FinishedSample(sample, result))
+        self._events.on_finished(sample, result)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from tightbeam.deploy.errors import BundleError, DeviceError
 from tightbeam.deploy.loaded_model import LoadedModel
 from tightbeam.deploy.scheduling.events import NullEvents
-from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.text.input_result import InputResult
 from tightbeam.deploy.text.output import Output, TextSegment, join, output_of
@@ -129,7 +128,7 @@ def run_inputs(
         Every input, finished, in their order.
     """
     read = ReadAhead(inputs, ahead)
-    scheduler = model.group_scheduler(max_rows, _StopBeforeEncoding(read))
+    scheduler = model.scheduler(max_rows, _StopBeforeEncoding(read))
     segments_model = None if on_segments is None else model
     done = ReadAhead(_run(scheduler, read, typed, most_open, segments_model), joined=True)
     with done, read:
@@ -166,7 +165,7 @@ class _StopBeforeEncoding(NullEvents):
 
 
 def _run(
-    scheduler: GroupScheduler,
+    scheduler: Scheduler,
     read: ReadAhead[OpenInput],
     typed: bool,
     most_open: int,
@@ -215,7 +214,7 @@ def _new_segments(each: OpenInput, model: LoadedModel) -> list[TextSegment]:
         return []
 
 
-def _turn(scheduler: GroupScheduler, owners: dict[int, OpenInput]) -> None:
+def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:
     """Take one turn, and give the owners of samples what these gave."""
     for ended in scheduler.turn():
         owner = owners.pop(ended.number, None)

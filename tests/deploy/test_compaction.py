@@ -17,6 +17,7 @@ from support.ending_models import ENDING, LENGTHS, often_ended
 from support.expected import expect_equal
 from support.generate_runs import batch
 from support.options import resolve_options
+from support.searches import search
 from support.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -25,7 +26,7 @@ from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import small_inputs
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
-from tightbeam.deploy.search import Candidates, StepInputs, search
+from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.graph_passes import PRESETS
 
@@ -289,6 +290,8 @@ def test_nan_scores_are_an_error_that_names_the_sample(invalid: str) -> None:
     tokens = np.full((5, options.candidates), 4, np.int64)
     decoding = MadeUpDecoding(5, 2, 5, scores, tokens)
     stepper = BeamStepper(decoding, options)
+    for sample in range(5):
+        stepper.join(sample, 1, 0)
     zeros, banned = np.zeros((5, 2), np.int64), np.zeros((5, 2, 0), np.int64)
     inputs = StepInputs(
         zeros, stepper.history[:, :, :1], np.full(5, 1), zeros, zeros.astype(np.float32), np.zeros((5, 2, 0), np.int64)
@@ -331,7 +334,7 @@ def test_too_many_rows_for_the_memory(bundles: BundleCache, monkeypatch: pytest.
         raise MemoryError("Unable to allocate 1 EiB")
 
     monkeypatch.setattr(onnxruntime_cpu.np, "zeros", zeros)
-    with pytest.raises(BundleError, match="no memory for 4 rows; run fewer rows together"):
+    with pytest.raises(BundleError, match="no memory for 2 rows; run fewer rows together"):
         runner.generate(ids, num_beams=2, max_new_tokens=4)
     monkeypatch.undo()
     np.testing.assert_array_equal(runner.generate(ids, num_beams=2, max_new_tokens=3).sequences, expected)

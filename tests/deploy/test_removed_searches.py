@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from support.hashed_step import HashedStep, cases_of, options_of
-from tightbeam.deploy.search import search
+from support.searches import search
 
 CASES = [(name, case) for name in ("groups", "words") for case in cases_of(name)]
 

@@ -165,18 +165,20 @@ def test_prompts_of_different_lengths_give_what_each_gives_alone(
             np.testing.assert_allclose(rows.scores, alone.scores, rtol=1e-5)
 
 
-def test_callback_of_prompts_that_share_no_batch_is_refused(bundles: BundleCache) -> None:
+@pytest.mark.parametrize("limit", [{"max_new_tokens": 3}, {"max_length": 9, "repetition_penalty": 1.3}])
+def test_callback_of_prompts_of_different_lengths(bundles: BundleCache, limit: dict[str, Any]) -> None:
     runner = Runner.load(bundles("dedup", "gpt2"), threads=1)
-    finished: list[int] = []
+    finished: dict[int, SearchResult] = {}
 
     class Recording(NullCallback):
         def on_finished(self, sample: int, result: SearchResult) -> None:
-            finished.append(sample)
+            finished[sample] = result
 
-    runner.generate([[5, 6], [7]], callback=Recording(), max_new_tokens=3)
+    prompts = [[5, 6], [7]]
+    runner.generate(prompts, callback=Recording(), **limit)
     assert sorted(finished) == [0, 1]
-    with pytest.raises(InputError, match="callback needs prompts that share a batch"):
-        runner.generate([[5, 6], [7]], callback=Recording(), max_length=9)
+    for sample, prompt in enumerate(prompts):
+        np.testing.assert_array_equal(finished[sample].sequences, runner.generate([prompt], **limit).sequences)
 
 
 def test_repr_names_bundle_model_and_runtime(runner: Runner, bundle: Path) -> None:

@@ -22,10 +22,11 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsProcessor
 
 from support.options import resolve_options
+from support.searches import search
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve_layers import resolve_layers
-from tightbeam.deploy.search import Candidates, NullCallback, StepInputs, search
+from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.compaction import Compaction
@@ -469,11 +470,6 @@ def test_condition_under_which_a_sample_can_improve(
     assert not run.final(np.array([2])).any()  # with a place to fill there is always hope
     run.pool_scores = np.array([[-0.1, worst]], np.float32)
     assert run.final(np.array([2])).tolist() == [not hopeful or early_stopping is True]
-
-
-def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size=0: a search needs at least one sample"):
-        search(ReferenceStep(tiny_bart("often"), 1, options_with()), options_with(), 0)
 
 
 @pytest.fixture(autouse=True)

@@ -77,10 +77,10 @@ def streams(runner: Runner) -> None:
 
 def takes_turns(runner: Runner) -> None:
     class Events(NullEvents):
-        def on_tokens(self, samples: Any, tokens: Any) -> None:
+        def on_step(self, samples: Any, tokens: Any) -> Any:
             raise AssertionError("tokens of changed weights")
 
-    scheduler = runner.group_scheduler(4, Events())
+    scheduler = runner.scheduler(4, Events())
     scheduler.add(runner.sample(1, [5, 6, 7], {"max_new_tokens": 4}))
     ended: list[Any] = []
     while scheduler.active:

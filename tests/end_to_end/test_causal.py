@@ -15,8 +15,8 @@ from support.causal_checkpoints import CAUSAL_CLASSES
 from support.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
 from support.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
-from tightbeam.deploy.generation.prompt import Prompt, banned_by_padding
-from tightbeam.deploy.padding import left_pad
+from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.runtimes._padded_history import banned_by_padding
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, presets_of
 
@@ -109,11 +109,11 @@ def test_tokens_banned_by_padding_match_transformers(size: int) -> None:
     for length in range(1, 9):
         history = generator.integers(0, 2, (3, 2, length))
         padding = generator.integers(0, length, 3)
-        found = banned_by_padding(history, padding, size)
         for b, m in itertools.product(range(3), range(2)):
+            found = banned_by_padding(history[b], int(padding[b]), size)
             rows = [history[b, m], history[b, m, padding[b] :]]
             banned = [_banned(row, size) if len(row) >= 1 else set() for row in rows]
-            assert banned[1] | set(found[b, m].tolist()) - {-1} == banned[0], (history[b, m], padding[b])
+            assert banned[1] | set(found[m].tolist()) - {-1} == banned[0], (history[b, m], padding[b])
 
 
 def _banned(row: Any, size: int) -> set[int]:
@@ -171,8 +171,6 @@ def test_prompt_is_left_padded_and_split() -> None:
     assert prompt.source_ids.tolist() == [[5, 6], [0, 0], [9, 10]]
     assert prompt.source_mask.tolist() == [[1, 1], [0, 0], [1, 1]]
     assert prompt.first_positions.tolist() == [2, 0, 2]
-    padded, mask = left_pad([[5, 6], [7]], None)
-    assert (padded.tolist(), mask.tolist()) == ([[5, 6], [0, 7]], [[1, 1], [0, 1]])
 
 
 REFUSED = [

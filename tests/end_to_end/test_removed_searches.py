@@ -65,7 +65,7 @@ def test_scheduled_samples_join_batches_of_their_groups(runner: Runner) -> None:
         (draw.integers(4, 900, draw.integers(2, 12)).tolist(), {**kinds[index % 3], "max_new_tokens": 4 + index})
         for index in range(9)
     ]
-    scheduler, found = runner.group_scheduler(12, NullEvents()), {}
+    scheduler, found = runner.scheduler(12, NullEvents()), {}
     for number, (row, settings) in enumerate(asked):
         scheduler.add(runner.sample(number, row, settings))
     while scheduler.active:

@@ -218,7 +218,7 @@ def test_scheduled_samples_with_and_without(bundles: BundleCache) -> None:
     rows = [generator.integers(3, 95, generator.integers(2, 12)).tolist() for _ in range(9)]
     kinds: list[dict[str, Any]] = [{}, {"return_token_scores": True}, {"return_alternatives": 3}]
     own = [{"num_beams": 3, "max_new_tokens": 4 + index % 5, **kinds[index % 3]} for index in range(9)]
-    scheduler = runner.group_scheduler(9, NullEvents())
+    scheduler = runner.scheduler(9, NullEvents())
     for number, (row, settings) in enumerate(zip(rows, own, strict=True)):
         scheduler.add(runner.sample(number, row, settings))
     done = 0

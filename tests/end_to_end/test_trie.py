@@ -259,7 +259,7 @@ def test_a_scheduled_sample_has_its_own_trie(bundles: BundleCache) -> None:
     rows = [generator.integers(3, 95, generator.integers(2, 12)).tolist() for _ in range(12)]
     tries = [build_trie(entries_of(1)), build_trie(entries_of(2)), None]
     own = [{"num_beams": 3, "max_new_tokens": 4 + index % 5, "trie": tries[index % 3]} for index in range(12)]
-    scheduler = runner.group_scheduler(9, NullEvents())
+    scheduler = runner.scheduler(9, NullEvents())
     found: dict[int, list[int]] = {}
     for number, (row, settings) in enumerate(zip(rows, own, strict=True)):
         scheduler.add(runner.sample(number, row, settings))

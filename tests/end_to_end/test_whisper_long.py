@@ -105,7 +105,7 @@ def test_windows_that_are_done_are_not_kept(bundles: BundleCache, recordings: li
     runner = with_timestamps(bundles, "el")[1]
     opened = RecordingReader(runner, {"return_timestamps": True}).read(1, recordings[0])
     numbers = set[int]()
-    for _ in stream_segments(runner, opened, runner.group_scheduler(1, NullEvents())):
+    for _ in stream_segments(runner, opened, runner.scheduler(1, NullEvents())):
         assert len(opened.samples) <= 1 and not opened.found
         numbers.update(sample.number for sample in opened.samples)
     assert len(numbers) > 2 and not opened.samples

@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tightbeam.deploy.arrays import Ints
+import numpy as np
+
+from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.fixes import with_fields
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
+from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.protocol.messages import (
     Event,
     FoundSegment,
@@ -90,7 +93,7 @@ class RunningRequests:
 
     def __init__(self, runner: Runner, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
         self._runner, self._stream, self._send, self._max_rows = runner, stream, send, max_rows
-        self._scheduler = runner.group_scheduler(max_rows, self)
+        self._scheduler = runner.scheduler(max_rows, self)
         self._parser = RequestParser(runner, max_rows)
         self._parsing = ParsingThreads(self._parser.parse, self._announce)
         self._sending = threading.Lock()
@@ -221,13 +224,16 @@ class RunningRequests:
         self._events += [Started(number) for number in dict.fromkeys(each.owner.request.number for each in started)]
         self.report()
 
-    def on_tokens(self, samples: Ints, tokens: Ints) -> None:
-        if not self._stream:
-            return
-        for number, token in zip(samples.tolist(), tokens.tolist(), strict=True):
-            running = self._samples.get(number)
-            if running is not None and running.owner.input.is_one_sample:  # windows have no order of tokens
-                self._stream_token(running, token)
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        if self._stream and tokens is not None:
+            for number, token in zip(samples.tolist(), tokens.tolist(), strict=True):
+                running = self._samples.get(number)
+                if running is not None and running.owner.input.is_one_sample:  # windows have no order of tokens
+                    self._stream_token(running, token)
+        return np.zeros(len(samples), np.bool_)
+
+    def on_finished(self, sample: int, result: SearchResult) -> None:
+        """Nothing: `turn` takes the results."""
 
     def _stream_segments(self, owner: _OpenRow) -> None:
         """Send the segments of the windows that are done."""

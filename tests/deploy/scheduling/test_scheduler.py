@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlone, MadeUpRuntime, options_of
+from support.searches import search
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
-from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
-from tightbeam.deploy.search import SearchResult, search
+from tightbeam.deploy.search import SearchResult
 from tightbeam.graph_passes import PRESETS
 
 ASKED = st.fixed_dictionaries(
@@ -60,29 +60,25 @@ SAMPLES = st.lists(
     asked=st.lists(ASKED, min_size=5, max_size=5),
     like_first=st.booleans(),
     samples=SAMPLES,
-    batch_size=st.integers(1, 5),
+    max_rows=st.integers(1, 15),
     decoder_only=st.booleans(),
-    grouped=st.booleans(),
 )
 def test_each_sample_gets_what_it_gets_alone(
     asked: list[dict[str, Any]],
     like_first: bool,
     samples: list[Any],
-    batch_size: int,
+    max_rows: int,
     decoder_only: bool,
-    grouped: bool,
 ) -> None:
     """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings, cancellations and failures."""
     faults: Faults = {}
     runtime = MadeUpRuntime(faults)
-    scheduler: Scheduler | GroupScheduler = Scheduler(runtime, batch_size)
-    if grouped:  # batches of several groups take turns
-        scheduler = GroupScheduler(runtime, 3 + batch_size)
+    scheduler = Scheduler(runtime, max(max_rows, *(given["num_beams"] for given in asked)))
     made: list[Sample] = []
     samples.sort(key=lambda sample: sample[2])  # numbers ascend in the order of arrival
     for number, (tokens, which, _, _, prompt, fault) in enumerate(samples):
         given = dict(asked[which])
-        if like_first:  # one group, so that samples do share steps
+        if like_first:  # one batch key, so that samples do share steps
             given["num_beams"], given["eos_token_id"] = asked[0]["num_beams"], EOS
         given["num_return_sequences"] = min(given["num_beams"], given.get("num_return_sequences", 1))
         if decoder_only:
@@ -112,8 +108,7 @@ def test_each_sample_gets_what_it_gets_alone(
             found[ended.number] = None if isinstance(ended, FailedSample) else ended.result
         turn += 1
         assert turn < 1000
-    groups = [group.scheduler for group in scheduler._groups.values()] if grouped else [scheduler]
-    assert not any(each._waiting._taken or each._cancelled for each in groups)
+    assert not any(lane.waiting._taken or lane.cancelled for lane in scheduler._lanes.values())
     if not faults:
         assert all(len(decoding.sources) == 0 for decoding in runtime.opened)
     for number, (sample, (_, _, _, leaves, *_)) in enumerate(zip(made, samples, strict=True)):
@@ -157,7 +152,7 @@ def test_samples_join_a_running_batch_and_leave_it_alone() -> None:
     assert [finished.number for finished in scheduler.turn()] == [3]
     assert decoding.sources == [[9]] and len(runtime.opened) == 1
     scheduler.cancel(3)  # it has ended, so there is nothing to remember
-    assert not scheduler._cancelled
+    assert not any(lane.cancelled for lane in scheduler._lanes.values())
 
 
 def test_the_oldest_is_encoded_next_with_others_of_its_length() -> None:
@@ -169,18 +164,6 @@ def test_the_oldest_is_encoded_next_with_others_of_its_length() -> None:
     while scheduler.active:
         scheduler.turn()
     assert [[len(row) for row in rows] for rows in runtime.encoded] == [[6, 7, 6], [2, 3], [20]]
-
-
-def test_another_group_waits_for_the_end_of_the_batch() -> None:
-    runtime = MadeUpRuntime()
-    scheduler = Scheduler(runtime, 4)
-    order = []
-    for number, beams in enumerate((3, 1, 3)):
-        scheduler.add(Sample.of_tokens(number, [4 + number] * 9, options_of(num_beams=beams, max_length=4 + number)))
-    while scheduler.active:
-        order += [finished.number for finished in scheduler.turn()]
-    assert order == [0, 1, 2] or order == [0, 2, 1]
-    assert [(decoding.beams, decoding.closed) for decoding in runtime.opened][:2] == [(3, True), (1, order[1] == 1)]
 
 
 # Over bundles
@@ -199,7 +182,7 @@ FAMILIES = [
 def test_tokens_and_scores_over_bundles(bundles: BundleCache, family: str, variant: str, num_beams: int) -> None:
     runner = Runner.load(bundles(variant, family), threads=1)
     generator = np.random.default_rng(5)
-    scheduler = runner.scheduler(3)
+    scheduler = runner.scheduler(3 * num_beams)
     expected: dict[int, SearchResult] = {}
     found: dict[int, SearchResult] = {}
     waiting = []
@@ -235,7 +218,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, num_beams: in
     runner = Runner.load(bundles("dedup", "whisper", generation=WHISPER_GENERATION), threads=1)
     assert runner.log_mel is not None
     features = np.random.default_rng(4).standard_normal((6, runner.log_mel.mels, runner.log_mel.frames), np.float32)
-    scheduler, found = runner.scheduler(4), {}
+    scheduler, found = runner.scheduler(4 * num_beams), {}
     asked: list[dict[str, Any]] = [{}, {"language": "de"}, {"language": "en", "task": "translate"}] * 2
     for number, (own, given) in enumerate(zip(features, asked, strict=True)):
         scheduler.add(runner.sample_of_features(number, own, {"num_beams": num_beams, **given}))
@@ -252,7 +235,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, num_beams: in
 def test_buffers_grow_where_a_later_sample_is_longer(bundles: BundleCache) -> None:
     """Source, cache and history outgrow their buffers while other samples run."""
     runner = Runner.load(bundles("el", "bart"), threads=1)
-    scheduler = runner.scheduler(4)
+    scheduler = runner.scheduler(8)
     asked = [{"max_new_tokens": count, "min_new_tokens": count, "num_beams": 2} for count in (6, 14, 9, 40)]
     rows = [np.random.default_rng(count).integers(4, 90, count).tolist() for count in (2, 9, 30, 60)]
     found = {}
@@ -277,7 +260,7 @@ def test_lines_of_one_length_are_encoded_in_their_places(bundles: BundleCache, m
 
     monkeypatch.setattr(OnnxRuntimeCpu, "encode", watched)
     monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 24)
-    scheduler, found = runner.scheduler(3), {}
+    scheduler, found = runner.scheduler(6), {}
     rows = np.random.default_rng(3).integers(4, 90, (7, 12)).tolist()
     asked = [{"num_beams": 2, "max_new_tokens": 3 + number % 4, "min_new_tokens": 3} for number in range(7)]
     for number, (row, given) in enumerate(zip(rows, asked, strict=True)):

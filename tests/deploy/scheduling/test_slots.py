@@ -69,7 +69,7 @@ def test_each_sample_gets_what_it_gets_alone(bundles: BundleCache, family: str, 
         }
         expected.append(cpu.generate([tokens], **asked))
         samples.append(made.runner.sample(number, tokens, asked))
-    scheduler = made.runner.scheduler(SLOTS)
+    scheduler = made.runner.scheduler(2 * SLOTS)
     found = run(scheduler, samples)
     scheduler.close()
     for number, own in enumerate(expected):
@@ -91,7 +91,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, device: str) 
         made.runner.sample_of_features(number, own, {"num_beams": 2, **given})
         for number, (own, given) in enumerate(zip(features, asked, strict=True))
     ]
-    found = run(made.runner.scheduler(2), samples, every=1)
+    found = run(made.runner.scheduler(4), samples, every=1)
     for number, given in enumerate(asked):
         alone = cpu.generate_from_features(features[number : number + 1], num_beams=2, **given)
         np.testing.assert_array_equal(found[number].sequences, alone.sequences)
@@ -118,7 +118,7 @@ def test_one_captured_step_serves_all_who_come(bundles: BundleCache, device: str
         )
         for number, count in enumerate(counts)
     ]
-    scheduler, found = made.runner.scheduler(SLOTS), {}
+    scheduler, found = made.runner.scheduler(SLOTS * beams), {}
     longest = samples.pop(2)  # which the buffers are made for
     scheduler.add(longest)
     for _ in range(3):  # the first step is enqueued, the second one captured
@@ -152,7 +152,7 @@ def test_buffers_grow_where_a_later_sample_is_longer(bundles: BundleCache, devic
     samples = [
         made.runner.sample(number, row, given) for number, (row, given) in enumerate(zip(rows, asked, strict=True))
     ]
-    found = run(made.runner.scheduler(4), samples, every=1)
+    found = run(made.runner.scheduler(8), samples, every=1)
     for number, (row, given) in enumerate(zip(rows, asked, strict=True)):
         np.testing.assert_array_equal(found[number].sequences, cpu.generate([row], **given).sequences)
 
@@ -176,7 +176,7 @@ def test_two_groups_take_turns_of_several_steps(bundles: BundleCache) -> None:
     """A change of the group binds the decoder anew, so it is seldom; both go on."""
     path = bundles("dedup", "bart")
     cpu, made = Runner.load(path, threads=1), tensorrt_in_memory.in_memory(path)
-    scheduler = made.runner.group_scheduler(6, NullEvents())
+    scheduler = made.runner.scheduler(6, NullEvents())
     asked = [{"max_new_tokens": 40, "min_new_tokens": 40, "num_beams": beams} for beams in (1, 3, 1, 3)]
     for number, given in enumerate(asked):
         scheduler.add(made.runner.sample(number, [5 + number, 9], given))
@@ -211,7 +211,7 @@ def test_too_little_memory_for_the_slots(bundles: BundleCache) -> None:
     """Every sample ends with the error; none waits for ever."""
     made = session_in_memory.in_memory(bundles("dedup", "bart"))
     made.cuda.capacity = 1 << 16
-    scheduler, ended = made.runner.scheduler(4), []
+    scheduler, ended = made.runner.scheduler(12), []
     for number in range(2):
         scheduler.add(made.runner.sample(number, [5, 6], {"max_new_tokens": 40, "num_beams": 3}))
     for _ in range(6):

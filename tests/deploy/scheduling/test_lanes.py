@@ -1,4 +1,4 @@
-"""Groups of samples that take turns: rows in common, nobody starves, failures stay with their sample."""
+"""Lanes that take turns: rows in common, nobody starves, failures stay with their sample."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from support.bundles import BundleCache
 from tightbeam.deploy import Runner
-from tightbeam.deploy.arrays import Ints
+from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
-from tightbeam.deploy.scheduling.groups import GroupScheduler
-from tightbeam.deploy.scheduling.scheduler import FailedSample
+from tightbeam.deploy.scheduling.events import NullEvents
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 
 
-class Events:
+class Events(NullEvents):
     def __init__(self) -> None:
         self.started: list[int] = []
         self.tokens: dict[int, list[int]] = {}
@@ -25,9 +25,12 @@ class Events:
     def on_started(self, samples: Sequence[int]) -> None:
         self.started += samples
 
-    def on_tokens(self, samples: Ints, tokens: Ints) -> None:
-        for number, token in zip(samples.tolist(), tokens.tolist(), strict=True):
+    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        for number, token in zip(
+            samples.tolist(), [] if tokens is None else tokens.tolist(), strict=tokens is not None
+        ):
             self.tokens.setdefault(number, []).append(token)
+        return super().on_step(samples, tokens)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def asked(beams: int, tokens: int, **others: Any) -> dict[str, Any]:
     return {"num_beams": beams, "max_new_tokens": tokens, "min_new_tokens": tokens, **others}
 
 
-def run(scheduler: GroupScheduler) -> dict[int, Any]:
+def run(scheduler: Scheduler) -> dict[int, Any]:
     found: dict[int, Any] = {}
     while scheduler.active:
         for ended in scheduler.turn():
@@ -52,7 +55,7 @@ def test_random_arrivals_get_what_they_get_alone(runner: Runner) -> None:
     generator = np.random.default_rng(8)
     for _ in range(6):
         events, found = Events(), {}
-        scheduler = runner.group_scheduler(int(generator.integers(4, 12)), events)
+        scheduler = runner.scheduler(int(generator.integers(4, 12)), events)
         made = []
         for number in range(14):
             given = asked(int(generator.choice([1, 1, 2, 4])), int(generator.integers(2, 9)))
@@ -75,8 +78,8 @@ def test_random_arrivals_get_what_they_get_alone(runner: Runner) -> None:
         assert scheduler.work.samples == 14 and scheduler.work.sample_steps >= scheduler.work.steps
 
 
-def test_a_sample_of_another_group_does_not_wait_for_the_end_of_a_batch(runner: Runner) -> None:
-    scheduler = runner.group_scheduler(8, Events())
+def test_a_sample_of_another_lane_does_not_wait_for_the_end_of_a_batch(runner: Runner) -> None:
+    scheduler = runner.scheduler(8, Events())
     scheduler.add(runner.sample(0, [5, 6, 2], asked(1, 40)))
     for _ in range(5):
         scheduler.turn()
@@ -90,7 +93,7 @@ def test_a_sample_of_another_group_does_not_wait_for_the_end_of_a_batch(runner: 
 
 def test_wide_search_is_not_starved_by_narrow_ones(runner: Runner) -> None:
     """Greedy samples keep coming. The search that needs all rows gets them when those before it are through."""
-    scheduler = runner.group_scheduler(4, Events())
+    scheduler = runner.scheduler(4, Events())
     order: list[int] = []
     for number in range(4):
         scheduler.add(runner.sample(number, [5, 6, 2], asked(1, 3 + number)))
@@ -104,7 +107,7 @@ def test_wide_search_is_not_starved_by_narrow_ones(runner: Runner) -> None:
 
 
 def test_cancelled_samples_have_no_result(runner: Runner) -> None:
-    scheduler = runner.group_scheduler(2, Events())
+    scheduler = runner.scheduler(2, Events())
     for number in range(4):
         scheduler.add(runner.sample(number, [5, 6, 2], asked(1 + number % 2, 9)))
     scheduler.turn()
@@ -127,11 +130,11 @@ def test_failure_stays_with_its_sample(runner: Runner, monkeypatch: pytest.Monke
     expected = {number: runner.generate([[5 + number, 6, 2]], **given).sequences for number in range(3)}
     monkeypatch.setattr(CpuDecoding, "step", failing)
     events = Events()
-    scheduler = runner.group_scheduler(8, events)
+    scheduler = runner.scheduler(8, events)
     for number in range(3):
         scheduler.add(runner.sample(number, [5 + number, 6, 2], given))
     scheduler.add(runner.sample(3, [5, 6, 2], {**given, "forced_bos_token_id": 77}))
-    scheduler.add(runner.sample(4, [5, 6, 2], asked(2, 6)))  # another group
+    scheduler.add(runner.sample(4, [5, 6, 2], asked(2, 6)))  # another lane
     found = run(scheduler)
     assert found.pop(3) is error and events.started.count(3) == 2
     assert events.started.count(4) == 1 and len(found.pop(4).sequences) == 1

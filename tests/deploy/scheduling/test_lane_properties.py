@@ -1,4 +1,4 @@
-"""Groups of samples over a made-up decoder, at random: results, rows, turns and failures."""
+"""Lanes of samples over a made-up decoder, at random: results, rows, turns and failures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from support.made_up_decoder import EOS, Faults, MadeUpAlone, MadeUpDecoding, MadeUpRuntime, options_of
+from support.searches import search
 from tightbeam.deploy.errors import ExecutionError
-from tightbeam.deploy.scheduling.groups import GroupScheduler
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample
-from tightbeam.deploy.search import search
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 
 MAX_ROWS, LONGEST = 6, 10
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -25,7 +24,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 3, "early_stopping": "never"},
     {"num_beams": MAX_ROWS},
 )
-"""Five groups; one takes all rows."""
+"""Five batch keys; one takes all rows."""
 SAMPLE = st.fixed_dictionaries(
     {
         "settings": st.integers(0, len(SETTINGS) - 1),
@@ -59,10 +58,10 @@ class WatchedRuntime(MadeUpRuntime):
 
 
 class Watched:
-    """A group scheduler, whose rows and turns are checked whenever a sample joins and after every turn."""
+    """A scheduler, whose rows and turns are checked whenever a sample joins and after every turn."""
 
     def __init__(self, faults: Faults, most: int | None) -> None:
-        self.scheduler = GroupScheduler(WatchedRuntime(faults, most, self._joined), MAX_ROWS)
+        self.scheduler = Scheduler(WatchedRuntime(faults, most, self._joined), MAX_ROWS)
         self.made: dict[int, Sample] = {}
         self.ended: dict[int, FailedSample | Any] = {}
         self.cancelled: set[int] = set()
@@ -82,14 +81,14 @@ class Watched:
         self.scheduler.cancel(number)
 
     def turn(self) -> None:
-        groups = [group.scheduler for group in self.scheduler._groups.values()]
-        waiting = [sample for group in groups if (sample := group.next) is not None]
+        lanes = list(self.scheduler._lanes.values())
+        waiting = [sample for lane in lanes if (sample := lane.next) is not None]
         oldest = min(waiting, key=lambda sample: sample.number, default=None)
         number = None if self._oldest is None else self._oldest.number
         self._age = self._age + 1 if oldest is not None and oldest.number == number else 0
         self._oldest = oldest
-        # Those that run have at most so many steps left, and every group takes its turn between two of them.
-        assert self._age <= len(groups) * LONGEST, "the oldest sample starves"
+        # Those that run have at most so many steps left, and every lane takes its turn between two of them.
+        assert self._age <= len(lanes) * LONGEST, "the oldest sample starves"
         for ended in self.scheduler.turn():
             assert ended.number not in self.ended and ended.number not in self.cancelled
             self.ended[ended.number] = None if isinstance(ended, FailedSample) else ended.result
@@ -99,7 +98,7 @@ class Watched:
         rows, oldest = self.scheduler.rows + self.made[number].options.num_beams, self._oldest
         if rows > MAX_ROWS:
             self.broken.append(f"{rows} rows")
-        if oldest is None or oldest.number >= number or oldest.group[:4] == self.made[number].group[:4]:
+        if oldest is None or oldest.number >= number or oldest.batch_key[:4] == self.made[number].batch_key[:4]:
             return
         if rows + oldest.options.num_beams > MAX_ROWS:
             self.broken.append(f"sample {number} takes rows that {oldest.number} waits for")
@@ -123,7 +122,7 @@ class Watched:
 
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(samples=SAMPLES, most=st.sampled_from([None, None, 1, 2]))
-def test_each_sample_of_any_group_gets_what_it_gets_alone(samples: list[dict[str, Any]], most: int | None) -> None:
+def test_each_sample_of_any_lane_gets_what_it_gets_alone(samples: list[dict[str, Any]], most: int | None) -> None:
     """Random arrivals, lengths, cancellations, samples that fail, and batches that fail by their size."""
     faults: Faults = {}
     watched = Watched(faults, most)
@@ -141,7 +140,7 @@ def test_each_sample_of_any_group_gets_what_it_gets_alone(samples: list[dict[str
         assert turn < 1000
     watched.check(faults)
     assert watched.scheduler.rows == watched.scheduler.waiting == 0
-    assert not any(group.samples for group in watched.scheduler._groups.values())
+    assert not watched.scheduler._owners
 
 
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
