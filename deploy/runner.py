@@ -20,35 +20,51 @@ if __name__ == "__main__":
         if importlib.util.find_spec("tightbeam") is None or importlib.util.find_spec("tightbeam.deploy") is None:
             sys.modules.pop("tightbeam", None)  # a clone that is not installed has the packages' layout in tools/
             sys.path.insert(0, os.path.join(os.path.dirname(folder), "tools", "namespace"))
-        runpy.run_module("tightbeam.deploy.command", run_name="__main__")
+        runpy.run_module("tightbeam.deploy.commands.run_model", run_name="__main__")
     except ModuleNotFoundError as error:
         sys.exit(f"error: run-model needs the package {error.name}, which is not installed; pip install .")
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.batches import check_batch_size, check_texts_alone
+from tightbeam.deploy.audio.alignment import check_frames, with_times
+from tightbeam.deploy.audio.features import LogMel
+from tightbeam.deploy.audio.recordings import Recordings
+from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import check_without_text
-from tightbeam.deploy.image_runner import ImageRunner
+from tightbeam.deploy.image.processors import AnyProcessor, check_pixels
+from tightbeam.deploy.inputs.images import read_images
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
+from tightbeam.deploy.inputs.recordings import run_recordings
+from tightbeam.deploy.inputs.run import finished
+from tightbeam.deploy.inputs.sources import check_batch_size, check_recordings
+from tightbeam.deploy.inputs.windows import run_windows, stream_segments
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
-from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.scheduling.events import CallbackEvents, SchedulerEvents
+from tightbeam.deploy.scheduling.results import join_results
+from tightbeam.deploy.scheduling.sample import Sample, samples_of_features
+from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult
-from tightbeam.deploy.speech_runner import SpeechRunner
-from tightbeam.deploy.text.output import Output, output_of
-from tightbeam.deploy.text.ragged import beginnings_of, ragged_rows
-from tightbeam.deploy.text.token_ids import check_batch
+from tightbeam.deploy.search.callbacks import check_callback
+from tightbeam.deploy.text.rows import beginnings_of
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
 __all__ = ["Runner"]
 
 
-class Runner(SpeechRunner, ImageRunner):
+class Runner:
     """A loaded bundle, ready to generate. Calls from several threads run one after the other.
 
     Use `Runner.load` to make one from a bundle folder.
@@ -64,14 +80,8 @@ class Runner(SpeechRunner, ImageRunner):
 
     Attributes
     ----------
-    bundle : Bundle
-        The bundle that was loaded.
-    log_mel : LogMel or None
-        The feature extractor of a speech model over windows (Whisper); None for others.
-    recordings : Recordings or None
-        The features of a speech model that takes whole recordings; None for others.
-    image_processor : ImageProcessor, PatchProcessor or None
-        The image processor of a model that reads images; None for others.
+    model : Model
+        The loaded model, made of named parts.
     cache_bytes : (int, int)
         Bytes of the source cache and of the generated cache in the last batch.
 
@@ -85,7 +95,8 @@ class Runner(SpeechRunner, ImageRunner):
     def __init__(self, bundle: Bundle, runtime: Runtime | None = None, codec: TextCodec | None = None) -> None:
         if not isinstance(bundle, Bundle) or runtime is None:
             raise TypeError("Runner(...) takes the parts of a loaded bundle; to load a folder, call Runner.load(path)")
-        super().__init__(bundle, runtime, codec)
+        self.model = Model(bundle, runtime, codec)
+        self.cache_bytes = (0, 0)
 
     @classmethod
     def load(
@@ -148,8 +159,126 @@ class Runner(SpeechRunner, ImageRunner):
         about = self.manifest
         return (
             f"Runner({str(self.bundle.path)!r}, model={about.model!r}, family={about.family!r}, "
-            f"variant={about.variant!r}, precision={about.precision!r}, runtime={type(self._runtime).__name__})"
+            f"variant={about.variant!r}, precision={about.precision!r}, runtime={type(self.model.runtime).__name__})"
         )
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle that was loaded."""
+        return self.model.bundle
+
+    @property
+    def manifest(self) -> Manifest:
+        """The content of ``bundle.json``."""
+        return self.model.manifest
+
+    @property
+    def decoder_only(self) -> bool:
+        """True for a decoder-only model, whose sequences begin with the prompt rather than with a start token."""
+        return self.model.decoder_only
+
+    @property
+    def is_speech(self) -> bool:
+        """True for a speech model, which takes audio in place of token ids."""
+        return self.model.is_speech
+
+    @property
+    def has_windows(self) -> bool:
+        """True for a speech model over windows of one length (Whisper), which has settings of its own."""
+        return self.model.has_windows
+
+    @property
+    def reads_images(self) -> bool:
+        """True for a model that takes images in place of token ids."""
+        return self.model.reads_images
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True for a bundle with a tokenizer."""
+        return self.model.has_tokenizer
+
+    @property
+    def log_mel(self) -> LogMel | None:
+        """The feature extractor of a speech model over windows (Whisper); None for others."""
+        return self.model.log_mel
+
+    @property
+    def recordings(self) -> Recordings | None:
+        """The features of a speech model that takes whole recordings; None for others."""
+        return self.model.recordings
+
+    @property
+    def image_processor(self) -> AnyProcessor | None:
+        """The image processor of a model that reads images; None for others."""
+        return self.model.image_processor
+
+    def options(self, **settings: Any) -> GenerationOptions:
+        """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
+
+        Parameters
+        ----------
+        **settings
+            Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
+            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file; the other
+            settings override it, and what it leaves None is the checkpoint's.
+
+        Returns
+        -------
+        GenerationOptions
+            Lengths are those for a prompt of one token if the model is decoder-only.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        return self.model.settings.options(**settings)
+
+    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+        """Tokenize a source text.
+
+        Parameters
+        ----------
+        text : str
+            The source, or the prompt of a decoder-only model.
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
+            positions as ``settings`` make new tokens.
+        **settings
+            Arguments of ``model.generate``; they matter to prompts, and ``source_language`` to a translator.
+
+        Returns
+        -------
+        tokens : list of int
+        cut : int
+            Tokens of the text that were cut off; 0 where it fits.
+
+        Raises
+        ------
+        InputError
+            The text cannot be run.
+        """
+        return self.model.text.encode(text, truncate=truncate, **settings)
+
+    def decode(self, sequence: Array | Sequence[int]) -> str:
+        """Make text of one generated sequence.
+
+        Parameters
+        ----------
+        sequence : integers [T]
+            A row of ``SearchResult.sequences``; special tokens are left out.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        InputError
+            The bundle has no tokenizer, or ``sequence`` holds something else than token ids.
+        """
+        return self.model.text.decode(sequence)
 
     def generate(
         self,
@@ -209,36 +338,16 @@ class Runner(SpeechRunner, ImageRunner):
             raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
         if self.reads_images:
             raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
-        settings = self._without_effect(settings)
+        settings = self.model.settings.without_effect(settings)
         options = self.options(**settings)
         check_without_text(settings)
-        rows = self._rows(input_ids, attention_mask, options)
+        rows = self.model.text.rows(input_ids, attention_mask, options)
         each = [settings] * len(rows)
         if decoder_input_ids is not None:
             beginnings = beginnings_of(decoder_input_ids, len(rows))
             each = [{**settings, "decoder_input_ids": beginning} for beginning in beginnings]
-        samples = [self.sample(index, ids, each[index], mask=mask) for index, (ids, mask) in enumerate(rows)]
+        samples = [self.model.sample(index, ids, each[index], mask) for index, (ids, mask) in enumerate(rows)]
         return self._generate(samples, callback)
-
-    def _rows(
-        self, input_ids: Any, attention_mask: Array | None, options: GenerationOptions
-    ) -> list[tuple[Array, Array]]:
-        """The ids int64 [N] and the mask int64 [N] of each row. Rows of different lengths are not padded."""
-        rows = ragged_rows(input_ids)
-        if rows is None:
-            ids, mask = check_batch(input_ids, attention_mask, options, self.manifest.sizes)
-            return list(zip(ids, mask, strict=True))
-        if attention_mask is not None:
-            raise InputError("attention_mask is for rows of one length; leave it out, rows are not padded here")
-        found = []
-        for index, row in enumerate(rows):
-            try:
-                self.check_ids(row)
-            except InputError as error:
-                raise InputError(f"row {index} of input_ids: {error}") from None
-            ids, mask = check_batch([row], None, options, self.manifest.sizes)
-            found.append((ids[0], mask[0]))
-        return found
 
     def generate_text(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
@@ -275,8 +384,8 @@ class Runner(SpeechRunner, ImageRunner):
         >>> runner.generate_text(reports, num_beams=4)
         ['Lindenton festival opens in March with 259 singers', 'Birchbridge factory to build 413 bicycles']
         """
-        settings = self._without_effect(settings)
-        check_texts_alone(self.options(**settings))
+        settings = self.model.settings.without_effect(settings)
+        _check_texts_alone(self.options(**settings))
         found = self._outputs(texts, truncate, batch_size, settings)
         return [text for output in found for text in output.texts or []]
 
@@ -301,7 +410,271 @@ class Runner(SpeechRunner, ImageRunner):
         GenerationError, InputError, BundleError
             Those of `generate_text`.
         """
-        return self._outputs(texts, truncate, batch_size, self._without_effect(settings))
+        return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
+
+    def generate_from_features(
+        self,
+        input_features: Array,
+        attention_mask: Array | None = None,
+        *,
+        callback: SearchCallback | None = None,
+        **settings: Any,
+    ) -> SearchResult:
+        """Generate from a speech model's features, like ``model.generate(input_features, **settings)``.
+
+        Parameters
+        ----------
+        input_features : float32 [B, mels, frames] or [B, X, ...]
+            Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
+            `Recordings.features`, padded on the right.
+        attention_mask : integers [B, X], optional
+            1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. Of windows
+            it is read with ``return_token_timestamps`` alone. As in transformers, padding changes what the encoder
+            makes of a shorter whole recording; `transcribe` runs each without.
+        callback : SearchCallback, optional
+            Receiver of results while the search runs, the ``callback`` of ``generate``.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        SearchResult
+            Sequences from the start token on, the prompt of language and task included. ``token_timestamps`` float32
+            [B, T] with ``return_token_timestamps``: those of each sample alone.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The features have a wrong shape, type or value, or this is a text model.
+        BundleError
+            The runtime failed.
+        """
+        settings = self.model.settings.without_effect(settings)
+        if self.recordings is not None:
+            options = self.options(**settings).without_source_tokens("a recording")
+            features, mask = self.recordings.checked(input_features, attention_mask)
+            return self._generate(samples_of_features(features, mask, options), callback)
+        options = self.model.settings.for_one_window(self.options(**settings))
+        log_mel = self.model.require_windows()
+        if attention_mask is not None and not options.aligned:
+            raise InputError(f"attention_mask of windows is read with {TIMES}=True alone; leave it out")
+        features = as_array("input_features", input_features)
+        mels, frames = log_mel.mels, log_mel.frames
+        if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
+            raise InputError(
+                f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]; "
+                "make them with Runner.log_mel.features"
+            )
+        features = finite_float32("input_features", features)
+        own_frames = check_frames(attention_mask, *features.shape[::2])
+        mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
+        found = self._generate(samples_of_features(features, mask, options), callback)
+        about = self.manifest.alignment
+        return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
+
+    def transcribe(
+        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
+    ) -> list[str]:
+        """Transcribe recordings. One of more than a window is gone through by timestamps.
+
+        Parameters
+        ----------
+        recordings : sequence of str, path, bytes or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate.
+        batch_size : int
+            Windows that run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names; those of Whisper too.
+
+        Returns
+        -------
+        list of str
+            One text for each recording; empty where the bundle has no tokenizer.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            A recording cannot be read as audio; the message names its file.
+        BundleError
+            The runtime failed.
+        """
+        settings = self.model.settings.without_effect(settings)
+        _check_texts_alone(self.options(**settings))
+        found = self._transcribed(recordings, batch_size, settings)
+        return [each.result.texts[0] if each.result.texts else "" for each in found]
+
+    def transcribe_segments(
+        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
+    ) -> list[list[TextSegment]]:
+        """Transcribe recordings by timestamps.
+
+        Parameters
+        ----------
+        recordings : sequence of str, path, bytes or float array [n]
+            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate,
+            ``log_mel.sampling_rate_hz``.
+        batch_size : int
+            Windows that run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names; those of Whisper too.
+
+        Returns
+        -------
+        list of list of TextSegment
+            The segments of each recording, in order. Their tokens are together those of ``model.generate``. With
+            ``return_token_timestamps`` they have words, each with its times and its probability.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            A recording cannot be read as audio; the message names its file.
+        BundleError
+            The runtime failed.
+        """
+        settings = self._with_timestamps(self.model.settings.without_effect(settings))
+        return [each.result.segments or [] for each in self._transcribed(recordings, batch_size, settings)]
+
+    def stream_segments(
+        self, recording: str | os.PathLike[str] | bytes | Array, *, batch_size: int = 8, **settings: Any
+    ) -> Iterator[TextSegment]:
+        """Transcribe one recording by timestamps, and yield its segments as they are found.
+
+        Parameters
+        ----------
+        recording : str, path, bytes or float array [n]
+            One of those of `transcribe_segments`. It is read whole before this returns.
+        batch_size, **settings
+            Arguments of `transcribe_segments`.
+
+        Yields
+        ------
+        TextSegment
+            Those of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes the
+            iterator, or drops it; the other windows are not run then.
+
+        Raises
+        ------
+        GenerationError, InputError, BundleError
+            Those of `transcribe_segments`. Settings and the recording are checked before this returns.
+        """
+        settings = self._with_timestamps(self.model.settings.without_effect(settings))
+        check_batch_size(batch_size, "windows")
+        (source,) = check_recordings([recording], "the recording")
+        return stream_segments(self.model, source, batch_size=batch_size, settings=settings)
+
+    def generate_from_pixels(
+        self, pixel_values: Array, *, callback: SearchCallback | None = None, **settings: Any
+    ) -> SearchResult:
+        """Generate from the pixels of images, like ``model.generate(pixel_values, **settings)``.
+
+        Parameters
+        ----------
+        pixel_values : float32 [B, 3, height, width] or [B, X, width]
+            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them; or patches of each image, as
+            `PatchProcessor.pixels` makes them, and zeros behind them.
+        callback : SearchCallback, optional
+            Receiver of results while the search runs, the ``callback`` of ``generate``.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        SearchResult
+            Sequences from the start token on.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The pixels have a wrong shape, type or value, or this model reads no images.
+        BundleError
+            The runtime failed.
+        """
+        settings = self.model.settings.without_effect(settings)
+        options = self.options(**settings).without_source_tokens("an image")
+        pixels, mask = check_pixels(self.model.require_images(), pixel_values, self.manifest.sizes.max_source)
+        return self._generate(samples_of_features(pixels, mask, options), callback)
+
+    def read_images(self, images: Sequence[Any], *, batch_size: int = 8, **settings: Any) -> list[Output]:
+        """Generate text from images.
+
+        Parameters
+        ----------
+        images : sequence of str, path, bytes or uint8 [rows, columns, 3]
+            Names of PNG, JPEG, TIFF, WebP or BMP files, the content of one, or arrays of red, green and blue.
+        batch_size : int
+            Images that run together, at most.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        list of Output
+            One for each image: texts, token ids and scores of its sequences, best first; no texts where the bundle has
+            no tokenizer. Of a TIFF of several pages, the best sequences joined, and ``pages`` with one for each.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            An image cannot be read; the message names its file or its place.
+        BundleError
+            The runtime failed.
+        """
+        settings = self.model.settings.without_effect(settings)
+        check_batch_size(batch_size, "images")
+        return read_images(self.model, images, batch_size=batch_size, settings=settings)
+
+    def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
+        """Return a sample of token ids for `scheduler`.
+
+        Parameters
+        ----------
+        number : int
+            The caller's number of the sample; no two have the same.
+        tokens : sequence of int
+            Token ids of a source, or of the prompt of a decoder-only model.
+        settings : mapping
+            Arguments of ``model.generate``, for this sample alone.
+
+        Returns
+        -------
+        Sample
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model or prompt.
+        InputError
+            There are no tokens, too many, or one outside the vocabulary.
+        """
+        self.model.text.check_ids(tokens)
+        return self.model.sample(number, tokens, settings)
+
+    def scheduler(self, max_rows: int, events: SchedulerEvents | None = None) -> Scheduler:
+        """Return a scheduler without samples, for samples of any settings that come and go one by one.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most rows (samples x beams) that take steps.
+        events : SchedulerEvents, optional
+            Receives what happens to samples, and may cancel them.
+
+        Returns
+        -------
+        Scheduler
+            It is for one thread. Other calls of this runner run between its turns.
+        """
+        return self.model.scheduler(max_rows, events)
 
     def _outputs(
         self, texts: Sequence[str], truncate: bool, batch_size: int, settings: Mapping[str, Any]
@@ -314,12 +687,65 @@ class Runner(SpeechRunner, ImageRunner):
         samples: list[Sample] = []
         for index, text in enumerate(texts):
             try:
-                samples.append(self.sample(index, self.encode(text, truncate=truncate, **settings)[0], settings))
+                tokens, _ = self.encode(text, truncate=truncate, **settings)
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
-        # On a GPU every place takes every step.
-        rows = min(batch_size, max(1, len(samples))) * max((own.options.num_beams for own in samples), default=1)
-        scheduler = self.scheduler(rows)
+            samples.append(self.model.sample(index, tokens, settings))
+        if not samples:
+            return []
+        found = self._run(samples, min(batch_size, len(samples)))
+        return [output_of(self.model, found[own.number], own.options, own.prompt_length) for own in samples]
+
+    def _generate(self, samples: Sequence[Sample], callback: SearchCallback | None) -> SearchResult:
+        """Run samples of the same settings together, and join their results."""
+        check_callback(callback)
+        return join_results(samples, self._run(samples, len(samples), callback))
+
+    def _run(
+        self, samples: Sequence[Sample], batch_size: int, callback: SearchCallback | None = None
+    ) -> dict[int, SearchResult]:
+        """Run samples to their end, ``batch_size`` at a time; on a GPU every place takes every step.
+
+        With a callback no sample runs again after a failure, since its tokens would come twice.
+        """
+        events = None if callback is None else CallbackEvents(callback)
+        max_rows = batch_size * max(sample.options.num_beams for sample in samples)
+        scheduler = self.model.scheduler(max_rows, events, retry=callback is None)
         found = scheduler.run(samples)
         self.cache_bytes = scheduler.cache_bytes
-        return [output_of(self, found[own.number], own.options, own.prompt_length) for own in samples]
+        return found
+
+    def _with_timestamps(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {**settings, "return_timestamps": True}
+        if not (options := self.options(**settings)).aligned:
+            _check_texts_alone(options)
+        return settings
+
+    def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[OpenInput]:
+        if isinstance(recordings, str | bytes) or not hasattr(recordings, "__iter__"):
+            kind = "one string" if isinstance(recordings, str) else type(recordings).__name__
+            raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
+        if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
+            raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
+        check_batch_size(batch_size, "windows")
+        sources = check_recordings(recordings)
+        if self.recordings is None:
+            run = finished(run_windows(self.model, sources, batch_size=batch_size, settings=settings))
+        else:
+            run = run_recordings(self.model, sources, batch_size=batch_size, settings=settings)
+        done = []
+        for index, each in enumerate(run):
+            if isinstance(each.failure, InputError) and not isinstance(sources[index], str):
+                raise InputError(f"recording {index}: {each.failure}")
+            if each.failure is not None:
+                raise each.failure
+            done.append(each)
+        return done
+
+
+def _check_texts_alone(options: GenerationOptions) -> None:
+    """Raise GenerationError for settings that ask for more than texts."""
+    if options.scoring is not None:
+        asked = options.scoring.asked
+        fix = "Runner.transcribe_segments" if options.aligned else "Runner.generate_outputs or Runner.generate"
+        raise GenerationError(f"{asked} is more than texts; call {fix}")

@@ -1,4 +1,4 @@
-"""The image processor of a bundle, by the name in its settings."""
+"""The image processor of a bundle, by the name in its settings, and checks of pixels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.settings_file import read_settings
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.image.patches import PATCHES, PatchProcessor
 from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
-__all__ = ["AnyProcessor", "processor_of", "read_processor"]
+__all__ = ["AnyProcessor", "check_pixels", "processor_of", "read_processor"]
 
 AnyProcessor = ImageProcessor | PatchProcessor
 
@@ -25,3 +30,20 @@ def processor_of(settings: Mapping[str, Any], path: Path) -> AnyProcessor:
     name = settings.get("image_processor_type", settings.get("feature_extractor_type"))
     kind = PatchProcessor if isinstance(name, str) and name.startswith(PATCHES) else ImageProcessor
     return kind.of(settings, path)
+
+
+def check_pixels(processor: AnyProcessor, pixel_values: Any, positions: int) -> tuple[Array, Ints]:
+    """Pixels [B, 3, height, width] or patches [B, N, width] as float32, and their mask int64 [B, N].
+
+    ``positions`` is N of pixels. Raises InputError for another shape, and for NaN or infinity.
+    """
+    if isinstance(processor, PatchProcessor):
+        return processor.checked(pixel_values)
+    pixels = as_array("pixel_values", pixel_values)
+    shape = (3, processor.height, processor.width)
+    if pixels.ndim != 4 or pixels.shape[1:] != shape or not len(pixels):
+        raise InputError(
+            f"pixel_values is {list(pixels.shape)}, expected [B, {', '.join(map(str, shape))}]; make them with "
+            "Runner.image_processor.pixels"
+        )
+    return finite_float32("pixel_values", pixels), np.ones((len(pixels), positions), dtype=np.int64)

@@ -13,8 +13,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.cores import allowed_cores
 from tightbeam.deploy.errors import RuntimeSetupError, first_line
+from tightbeam.deploy.process import allowed_cores
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.sizing import Machine
 

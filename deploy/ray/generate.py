@@ -9,11 +9,11 @@ from typing import Any
 
 from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["Generate", "assigned_cores", "load_text_runner"]
 
@@ -134,7 +134,7 @@ class Generate:
         columns = {self._column: table.column(self._column).to_pylist()}
         if own is not None:
             columns[own] = [_settings(value) for value in table.column(own).to_pylist()]
-        results = run_rows(self._runner, lines_of_values(columns), self._settings, name=self._column)
+        results = run_rows(self._runner.model, lines_of_values(columns), self._settings, name=self._column)
         for result in results:
             self._refuse_columns(result)
         for note in dict.fromkeys(note for result in results for note in result.notes):
@@ -178,7 +178,7 @@ def load_text_runner(
         raise InputError(f"this is {kind}, and rows are texts; use run-model without --ray for {files}")
     runner.options(**settings.generation)
     if not settings.ids:
-        runner.require_tokenizer()
+        runner.model.text.require_tokenizer()
     return runner
 
 

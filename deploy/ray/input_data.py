@@ -9,12 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.json_line import read_json_line
 from tightbeam.deploy.ray.lines import LineScan, scan_lines
 from tightbeam.deploy.ray.parquet import scan_parquet
 from tightbeam.deploy.ray.partition import JSON_LINES, PARQUET, TEXT, FieldNames, Partition
 from tightbeam.deploy.run_model.input_files import IDS, STDIN, InputFiles, InputKind
 from tightbeam.deploy.run_model.input_files import TEXT as TEXT_LINES
-from tightbeam.deploy.text.json_line import read_json_line
 
 __all__ = ["InputFile", "cut", "find_files"]
 

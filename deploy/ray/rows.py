@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.text_input import LineFormat, run_text_input
+from tightbeam.deploy.inputs.lines import LineFormat, run_lines
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.model import Model
 
 __all__ = ["RowSettings", "lines_of_values", "run_rows"]
 
@@ -56,14 +56,14 @@ def _typed(value: object) -> dict[str, str]:
 
 
 def run_rows(
-    model: LoadedModel, lines: Sequence[bytes], settings: RowSettings, *, name: str | None, first: int = 1
+    model: Model, lines: Sequence[bytes], settings: RowSettings, *, name: str | None, first: int = 1
 ) -> list[InputResult]:
     """Generate for every row.
 
     Parameters
     ----------
     model
-        The runner.
+        The loaded model.
     lines
         Texts, or lists of token ids as JSON; or JSON objects that have one of these in the field ``name``, and settings
         of the row alone in others.
@@ -85,4 +85,4 @@ def run_rows(
     """
     how: dict[str, Any] = {"batch_size": settings.batch_size, "max_rows": settings.max_rows, "first": first}
     lines_are = LineFormat(settings.ids, name, settings.truncate, settings.field)
-    return list(run_text_input(model, lines, lines_are, **how, **settings.generation))
+    return list(run_lines(model, lines, lines_are, settings=settings.generation, **how))

@@ -17,6 +17,7 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
@@ -29,7 +30,6 @@ from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output
 from tightbeam.deploy.run_model.progress import progress_bar
 from tightbeam.deploy.run_model.summary import RunSummary
-from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["RayRun", "run_on_ray"]
 

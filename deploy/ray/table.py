@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tightbeam.deploy.generation.scoring import Scoring
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.library import optional_library
-from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["with_results"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tightbeam
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.generate import load_text_runner
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.lines import read_lines
@@ -19,7 +20,6 @@ from tightbeam.deploy.ray.partition import PARQUET, TEXT, FieldNames, Partition
 from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_whole
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
-from tightbeam.deploy.text.input_result import InputResult
 
 __all__ = ["Job", "PartitionReport", "PartitionWorker"]
 
@@ -150,7 +150,7 @@ class PartitionWorker:
         try:
             lines, keys = self._read(partition)
             name = None if partition.kind == TEXT else job.fields.text
-            results = run_rows(self._runner, lines, job.rows, name=name, first=partition.first)
+            results = run_rows(self._runner.model, lines, job.rows, name=name, first=partition.first)
             for result in results:
                 result.file = partition.file
             if target is None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from tightbeam.deploy.audio.files import is_audio
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import NO_NAME, InputError
-from tightbeam.deploy.image.files import is_image
-from tightbeam.deploy.text.json_line import read_json_line
-from tightbeam.deploy.text.text_input import parse_ids
+from tightbeam.deploy.inputs.audio_files import is_audio
+from tightbeam.deploy.inputs.image_files import is_image
+from tightbeam.deploy.inputs.json_line import read_json_line
+from tightbeam.deploy.inputs.lines import parse_ids
 
 __all__ = [
     "AUDIO_NAMES",

@@ -10,15 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from tightbeam.deploy.audio.recordings import run_recordings
-from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.bundle.operators import operators_note
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.read import run_images
+from tightbeam.deploy.inputs.file_lines import file_lines, named_files
+from tightbeam.deploy.inputs.images import run_images
+from tightbeam.deploy.inputs.lines import LineFormat, run_lines
+from tightbeam.deploy.inputs.output import TextSegment
+from tightbeam.deploy.inputs.recordings import run_recordings
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import FoundSegments
+from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
     IDS,
@@ -36,10 +41,6 @@ from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.subtitles import SubtitleFolder, SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.text.file_lines import file_lines, named_files
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import TextSegment
-from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 
 __all__ = ["FileRun", "run_files"]
 
@@ -163,7 +164,7 @@ class _Run:
         self._check_rows()
         self._check_scoring()
         if not whole and not run.lines_are.ids:
-            runner.require_tokenizer()
+            runner.model.text.require_tokenizer()
         kind = IDS if run.lines_are.ids else TEXT
         if whole:
             kind = AUDIO_NAMES if runner.is_speech else IMAGE_NAMES
@@ -189,16 +190,17 @@ class _Run:
         with opened as sink, progress_bar(hidden) as progress, closing(results), self._shown:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
 
-            def on_heard(seconds: float) -> None:
+            def on_transcribed(seconds: float) -> None:
                 summary.sound_seconds += seconds
                 progress.update(bar, rates=summary.rates())
 
-            def on_segments(result: InputResult, segments: list[TextSegment]) -> None:
-                with suppress(InputError):  # of a file, which is raised again with the result
-                    self._show(sink, result, segments)
-
-            self._on_heard, self._on_segments = on_heard, on_segments
+            self._on_transcribed = on_transcribed
             for result in results:
+                if isinstance(result, FoundSegments):
+                    with suppress(InputError):  # of a file, which is raised again with the result
+                        if run.stream:
+                            self._show(sink, result.result, result.segments)
+                    continue
                 self._runner.wait_for_weights()  # of changed weights every line would be an error
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
@@ -207,7 +209,7 @@ class _Run:
                 self._write(sink, result)
                 self._report(result, place.prefix)
                 summary.add(result)
-                if result.segments is None and result.error is None:  # others were heard window by window
+                if result.segments is None and result.error is None:  # others were counted window by window
                     summary.sound_seconds += result.seconds
                 progress.update(bar, advance=1, rates=summary.rates())
         if not run.quiet:
@@ -317,32 +319,21 @@ class _Run:
             self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
         return written, lines
 
-    def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult]:
-        """The results of the inputs, in order."""
-        run, runner = self._run, self._runner
+    def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments]:
+        """The results of the inputs in order, each behind its segments."""
+        run, runner, model = self._run, self._runner, self._runner.model
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
         names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
         files = names if run.lines_are.field is None else file_lines(names, run.lines_are.field)
-        if runner.recordings is not None:
-            done = run_recordings(runner, files, batch_size=together, typed=typed, **self._settings)
+        how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
+        if runner.has_windows:
+            windows = run_windows(model, files, on_transcribed=lambda seconds: self._on_transcribed(seconds), **how)
+            return (each if isinstance(each, FoundSegments) else each.result for each in windows)
+        if runner.is_speech or runner.reads_images:
+            done = (run_recordings if runner.is_speech else run_images)(model, files, **how)
             return (each.result for each in done)
-        if runner.is_speech:
-            done = transcribe_files(
-                runner,
-                files,
-                batch_size=together,
-                typed=typed,
-                on_heard=lambda seconds: self._on_heard(seconds),
-                on_segments=(lambda *found: self._on_segments(*found)) if run.stream else None,
-                **self._settings,
-            )
-            return (each.result for each in done)
-        if runner.reads_images:
-            done = run_images(runner, files, batch_size=together, typed=typed, **self._settings)
-            return (each.result for each in done)
-        how: dict[str, Any] = {"batch_size": together, "max_rows": run.max_rows, "typed": typed, "first": first}
-        return run_text_input(runner, lines, run.lines_are, **how, **self._settings)
+        return (result for result in run_lines(model, lines, run.lines_are, max_rows=run.max_rows, first=first, **how))
 
     def _report(self, result: InputResult, place: str) -> None:
         """Print the error of a result, or its notes."""

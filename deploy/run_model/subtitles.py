@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.text.output import TextSegment
+from tightbeam.deploy.inputs.output import TextSegment
 
 __all__ = ["FORMATS", "SubtitleFolder", "SubtitleWriter", "subtitles"]
 

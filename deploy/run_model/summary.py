@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightbeam.deploy.console import counted
-from tightbeam.deploy.text.input_result import InputResult
+from tightbeam.deploy.inputs.result import InputResult
 
 __all__ = ["RunSummary", "peak_memory_bytes"]
 

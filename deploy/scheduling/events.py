@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
 
-__all__ = ["NullEvents", "SchedulerEvents", "Work"]
+__all__ = ["CallbackEvents", "NullEvents", "SchedulerEvents", "Work"]
 
 
 class SchedulerEvents(SearchCallback, Protocol):
@@ -21,6 +21,15 @@ class SchedulerEvents(SearchCallback, Protocol):
 
 class NullEvents(NullCallback):
     """The `SchedulerEvents` that ignores all events and cancels nothing."""
+
+    def on_started(self, samples: Sequence[int]) -> None: ...
+
+
+class CallbackEvents:
+    """The `SchedulerEvents` that pass on those of a `SearchCallback`."""
+
+    def __init__(self, callback: SearchCallback) -> None:
+        self.on_step, self.on_finished = callback.on_step, callback.on_finished
 
     def on_started(self, samples: Sequence[int]) -> None: ...
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest, ParityReport
-from tightbeam.deploy.huge_pages import with_huge_pages
+from tightbeam.deploy.process import with_huge_pages
 from tightbeam.export.accuracy.reference import Generation, Reference, TextSamples, generate
 from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -154,8 +154,8 @@ def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, li
     with tempfile.TemporaryDirectory() as scratch:
         inputs = samples.inputs(Path(scratch))
         lines = [{INPUT: each, **made.settings} for made in reference.generations for each in inputs]
-        command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder), "-", "--json", "--json-input", INPUT]
-        command += ["--batch-size", str(count)]
+        command = [sys.executable, "-m", "tightbeam.deploy.commands.run_model", str(folder), "-", "--json"]
+        command += ["--json-input", INPUT, "--batch-size", str(count)]
         command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         environment = with_huge_pages(os.environ)

@@ -15,7 +15,7 @@ from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, Precis
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.compare import TIMES, Times
-from tightbeam.deploy.huge_pages import with_huge_pages
+from tightbeam.deploy.process import with_huge_pages
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.entries import graph_entries, state_entries

@@ -19,7 +19,7 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from support.commands import MODULE, SHORT, Command, caller, process
 from tightbeam.deploy import Runner
-from tightbeam.deploy.command import run_model
+from tightbeam.deploy.commands.run_model import run_model
 from tightbeam.deploy.generation.fields import SPEECH_ONLY
 from tightbeam.deploy.generation.given import caller_layers, merged
 
@@ -245,7 +245,7 @@ def test_line_ends_and_odd_characters(
 def test_output_is_utf8_in_any_locale(bundle: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C.UTF-8"}
     process(bundle, "é.txt", env=environment).failed("é.txt")
-    imports = "from tightbeam.deploy.command import main\nfrom tightbeam.deploy.runner import Runner\n"
+    imports = "from tightbeam.deploy.commands.run_model import main\nfrom tightbeam.deploy.runner import Runner\n"
     program = f"{imports}Runner.decode = lambda *_: '雪'\nmain()"
     done = process(bundle, stdin=b"a town\n", command=[sys.executable, "-c", program], env=environment)
     assert done.succeeded().out == "雪\n"

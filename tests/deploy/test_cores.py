@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tightbeam.deploy import cores
-from tightbeam.deploy.cores import allowed_cores, quota
+from tightbeam.deploy.process import allowed_cores, quota
 from tightbeam.deploy.runtimes._onnxruntime import session_options
 
 

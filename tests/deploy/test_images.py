@@ -15,8 +15,8 @@ import transformers
 from support.image_checkpoints import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image import files
-from tightbeam.deploy.image.files import ImageFile
 from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.inputs.image_files import ImageFile
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 
 pillow = pytest.importorskip("PIL.Image")

@@ -63,7 +63,12 @@ def test_full_disk(bundle: Path, texts: Path) -> None:
 COMMANDS = [
     f"tightbeam.{name}"
     for name in (
-        *("deploy.command", "deploy.show_command", "deploy.serving.command", "deploy.serving.local_command"),
+        *(
+            "deploy.commands.run_model",
+            "deploy.commands.show_bundle",
+            "deploy.commands.triton_repo",
+            "deploy.commands.serve_local",
+        ),
         *("export.command", "export.build_command"),
     )
 ]

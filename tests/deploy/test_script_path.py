@@ -22,7 +22,7 @@ REPORT = f"""
 import atexit, importlib.util, json, sys
 
 def report():
-    import tightbeam.deploy.command as command
+    import tightbeam.deploy.commands.run_model as command
     found = {{name: importlib.util.find_spec(name).origin for name in {NAMES!r}}}
     print(json.dumps([found, command.__file__]), file=sys.stderr)
 

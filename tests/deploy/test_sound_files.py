@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from support.audio import RATE_HZ, Array, chirp
-from tightbeam.deploy.audio.containers import OpenEnded, _frame_bytes
-from tightbeam.deploy.audio.files import read_blocks
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.audio_files import read_blocks
+from tightbeam.deploy.inputs.containers import OpenEnded, _frame_bytes
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -19,12 +19,12 @@ from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
 from tightbeam.deploy.generation.fixes import with_fields
+from tightbeam.deploy.inputs.lines import InputResult, LineFormat, _Reader, run_text_input
+from tightbeam.deploy.inputs.read_ahead import CAPACITY, POLL_S, ReadAhead
+from tightbeam.deploy.inputs.run import OpenInput, _run, _StopBeforeEncoding
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
-from tightbeam.deploy.text.read_ahead import CAPACITY, POLL_S, ReadAhead
-from tightbeam.deploy.text.run_inputs import OpenInput, _run, _StopBeforeEncoding
-from tightbeam.deploy.text.text_input import InputResult, LineFormat, _Reader, run_text_input
 
 LINES = [text.encode() for text in SENTENCES]
 

@@ -152,7 +152,7 @@ def broken_tokenizer(bundle: Path, folder: Path, panic: str) -> Path:
 
 def run_model(*arguments: object) -> tuple[int, list[str]]:
     """The exit code of run-model and its own lines on standard error, without those of the library's panic."""
-    command = [sys.executable, "-m", "tightbeam.deploy.command", *map(str, arguments)]
+    command = [sys.executable, "-m", "tightbeam.deploy.commands.run_model", *map(str, arguments)]
     done = subprocess.run(command, input=b"a town\na river\n", capture_output=True, timeout=120)
     lines = done.stderr.decode().splitlines()
     assert not any("Traceback" in line for line in lines), done.stderr.decode()

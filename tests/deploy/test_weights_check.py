@@ -147,7 +147,14 @@ def test_the_file_that_is_mapped_is_compared(copy: Path, gate: threading.Event) 
 def test_a_run_over_files_ends_at_changed_weights(copy: Path, tmp_path: Path) -> None:
     """The command prints one error, in place of one for each line."""
     (tmp_path / "lines.txt").write_text("a small town\n" * 3)
-    command = [sys.executable, "-P", "-m", "tightbeam.deploy.command", str(flip(copy)), str(tmp_path / "lines.txt")]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tightbeam.deploy.commands.run_model",
+        str(flip(copy)),
+        str(tmp_path / "lines.txt"),
+    ]
     done = subprocess.run([*command, "--threads", "1", "--quiet"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"error: .*{CHANGED}\n", done.stderr)

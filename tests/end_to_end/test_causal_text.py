@@ -20,7 +20,7 @@ from support.checkpoints import SENTENCES, CheckpointCache
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.text.text_input import LineFormat, run_text_input
+from tightbeam.deploy.inputs.lines import LineFormat, run_text_input
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.graph_passes import PassError
@@ -47,7 +47,16 @@ def test_an_export_ends_with_a_comparison(
     assert bundle.manifest.sizes.rotary == (family == "llama")
     assert Bundle.load(tmp_path / "out").manifest == bundle.manifest
     done = subprocess.run(
-        [sys.executable, "-m", "tightbeam.deploy.command", str(bundle.path), "-", "--json", "--num-beams", "2"],
+        [
+            sys.executable,
+            "-m",
+            "tightbeam.deploy.commands.run_model",
+            str(bundle.path),
+            "-",
+            "--json",
+            "--num-beams",
+            "2",
+        ],
         input=f"{SENTENCES[0]}\n".encode(),
         capture_output=True,
         check=True,

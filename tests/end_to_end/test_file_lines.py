@@ -17,9 +17,9 @@ from support.commands import SHORT, caller
 from support.image_checkpoints import images
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.text.file_lines import FileLine
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.source_reader import SourceReader, _LineReader
+from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.sources import SourceReader, _LineReader
 
 pillow = pytest.importorskip("PIL.Image")
 soundfile = pytest.importorskip("soundfile")

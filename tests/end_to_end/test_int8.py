@@ -19,7 +19,7 @@ from support.causal_checkpoints import CAUSAL_CLASSES
 from support.checkpoints import CLASSES, CheckpointCache
 from support.speech_checkpoints import RECORDING_FAMILIES
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.command import main as run_model
+from tightbeam.deploy.commands.run_model import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model

@@ -19,10 +19,10 @@ from support.generate_runs import batch
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.inputs.lines import LineFormat, run_text_input
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
-from tightbeam.deploy.text.text_input import LineFormat, run_text_input
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import write_trie
 from tightbeam.deploy.tries.trie import Trie

@@ -22,11 +22,11 @@ from support.checkpoints import WHISPER_GENERATION, CheckpointCache
 from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import read_audio
-from tightbeam.deploy.audio.transcribe import read_features, transcribe, transcribe_files
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.whisper import speech_options
+from tightbeam.deploy.inputs.audio_files import read_audio
+from tightbeam.deploy.inputs.windows import read_features, transcribe, transcribe_files
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.config import feature_settings
@@ -205,7 +205,7 @@ def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> N
         texts.append(checkpoint.tokenizer.decode([t for t in row if t <= 106], skip_special_tokens=True).strip())
     assert (transcription.texts, transcription.sequences) == ([" ".join(texts)], [tokens])
 
-    command = [sys.executable, "-m", "tightbeam.deploy.command", str(folder)]
+    command = [sys.executable, "-m", "tightbeam.deploy.commands.run_model", str(folder)]
     for name in ("a.wav", "a.flac"):
         done = subprocess.run(
             [*command, str(tmp_path / name), "--max-new-tokens", "10"], capture_output=True, text=True, check=True

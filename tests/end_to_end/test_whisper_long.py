@@ -19,10 +19,10 @@ from support.timestamps import generate, with_timestamps
 from support.tolerance import allowed, error
 from support.triton_requests import run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.recording import Recording
-from tightbeam.deploy.audio.sequential import compression_ratio
-from tightbeam.deploy.audio.transcribe import RecordingReader, stream_segments
+from tightbeam.deploy.audio.stored_features import Recording
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.inputs.sequential import compression_ratio
+from tightbeam.deploy.inputs.windows import RecordingReader, stream_segments
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.serving.protocol.messages import Request

@@ -18,8 +18,8 @@ from support.bundles import BundleCache
 from support.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy import command as deploy_command
+from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter, subtitles
-from tightbeam.deploy.text.output import TextSegment
 
 soundfile = pytest.importorskip("soundfile")
 

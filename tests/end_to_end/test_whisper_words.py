@@ -22,11 +22,11 @@ from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy import command as deploy_command
 from tightbeam.deploy.audio.alignment import attention_of, time_warping
-from tightbeam.deploy.audio.words import group_words
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.inputs.output import text_of
+from tightbeam.deploy.inputs.words import group_words
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.token_scores import Alignment
-from tightbeam.deploy.text.output import text_of
 from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -196,7 +196,7 @@ def test_windows_that_are_cut_have_their_own_times(bundles: BundleCache, waves: 
     """Without timestamps a long recording is cut into windows; the times of each are behind those before it."""
     runner = with_timestamps(bundles, "el")[1]
     runner._codec = codec
-    from tightbeam.deploy.audio.transcribe import transcribe_files
+    from tightbeam.deploy.inputs.windows import transcribe_files
 
     how: dict[str, Any] = {"return_token_timestamps": True, "suppress_tokens": [*range(46, 107)]}
     (done,) = transcribe_files(runner, waves[:1], return_timestamps=False, **how)

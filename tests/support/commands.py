@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tightbeam.deploy.command import main
+from tightbeam.deploy.commands.run_model import main
 
-MODULE = [sys.executable, "-m", "tightbeam.deploy.command"]
+MODULE = [sys.executable, "-m", "tightbeam.deploy.commands.run_model"]
 SHORT = ("--max-new-tokens", "5")
 SUMMARY = re.compile(
     r"(?P<inputs>[\d,]+) (?P<unit>line|file|document)s?, (?P<tokens>[\d,]+) tokens?"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tightbeam.deploy.serving.command import app
+from tightbeam.deploy.commands.triton_repo import app
 
 google = pytest.importorskip("google.protobuf.text_format")
 json_format = pytest.importorskip("google.protobuf.json_format")

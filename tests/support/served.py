@@ -18,11 +18,11 @@ import tritonclient.http.aio as http_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.inputs.lines import run_text_input
 from tightbeam.deploy.serving.repository.config import ServingSettings
 from tightbeam.deploy.serving.repository.models import write_model
 from tightbeam.deploy.serving.server.local_server import LocalServer
 from tightbeam.deploy.serving.server.triton_server import ServerError, find_server
-from tightbeam.deploy.text.text_input import run_text_input
 
 SHARED_MEMORY = Path("/dev/shm")
 

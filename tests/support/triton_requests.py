@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy import Runner
+from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.serving.protocol.messages import (
     Event,
     FoundSegment,
@@ -23,7 +24,6 @@ from tightbeam.deploy.serving.protocol.messages import (
 )
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.worker.running import RunningRequests
-from tightbeam.deploy.text.output import Output, output_of
 
 __all__ = ["EventLog", "alone", "assert_same", "audio_request", "ids_request", "run", "text_request"]
 

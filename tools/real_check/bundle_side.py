@@ -11,9 +11,9 @@ from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.compare import Sources, log_probabilities
 from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.text.output import Output, output_of
 from tools.real_check.outcome import Outcome, Part
 from tools.real_check.task import SAMPLING, SETTINGS, Scored, Task
 from tools.real_check.torch_side import BATCH, SEED
@@ -46,10 +46,11 @@ def by_bundle(task: Task, bundle: Bundle, threads: int) -> Outcome:
 def _outputs(runner: Runner, task: Task, name: str) -> list[Output]:
     """The output of each row under a setting; rows join the running batch as others leave it."""
     settings = {**task.settings, **SETTINGS[name], **({"seed": SEED} if name == SAMPLING else {})}
-    make: Any = runner.sample_of_features if task.is_speech else runner.sample
+    make: Any = runner.model.sample_of_features if task.is_speech else runner.sample
     samples = [make(number, row, settings) for number, row in enumerate(task.rows)]
-    found = runner.scheduler(BATCH).run(samples)
-    return [output_of(runner, found[own.number], own.options, own.prompt_length) for own in samples]
+    rows = BATCH * max(own.options.num_beams for own in samples)
+    found = runner.scheduler(rows).run(samples)
+    return [output_of(runner.model, found[own.number], own.options, own.prompt_length) for own in samples]
 
 
 def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Array]:

@@ -10,8 +10,8 @@ import numpy as np
 import transformers
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.files import read_audio
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.audio_files import read_audio
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tools.real_check.errors import CheckError

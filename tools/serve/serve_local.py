@@ -1,6 +1,6 @@
 """The command serve-local, from a clone."""
 
-from tightbeam.deploy.serving.local_command import main
+from tightbeam.deploy.commands.serve_local import main
 
 if __name__ == "__main__":
     main()

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.inputs.result import page_records, segment_records
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
@@ -24,8 +26,6 @@ from tightbeam.deploy.serving.protocol.tensors import (
     TEXT,
     TOKEN_SCORES,
 )
-from tightbeam.deploy.text.input_result import page_records, segment_records
-from tightbeam.deploy.text.output import Output
 
 __all__ = ["Outcome", "Responder", "tensors_of"]
 

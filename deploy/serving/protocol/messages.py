@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.scheduling.events import Work
-from tightbeam.deploy.text.output import Output, TextSegment
 
 __all__ = [
     "Cancel",

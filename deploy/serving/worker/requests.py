@@ -10,22 +10,23 @@ from itertools import count
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.recordings import WholeRecordingReader
-from tightbeam.deploy.audio.transcribe import RecordingReader
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.read import ImageReader
-from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.inputs.images import ImageReader
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.recordings import RecordingReader
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.sources import SourceReader
+from tightbeam.deploy.inputs.windows import WindowReader
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.run_inputs import OpenInput
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
@@ -72,15 +73,15 @@ class RequestParser:
 
     Parameters
     ----------
-    runner
+    model
         The model that will run them.
     max_rows
         The most rows (samples x beams) that take steps together.
     """
 
-    def __init__(self, runner: Runner, max_rows: int) -> None:
-        self._runner, self._max_rows = runner, max_rows
-        self._tries = served_tries(runner.bundle.path)
+    def __init__(self, model: Model, max_rows: int) -> None:
+        self._model, self._max_rows = model, max_rows
+        self._tries = served_tries(model.bundle.path)
         self._numbers = count()
         self._options = lru_cache(KEPT)(self._resolve)
         self._readers = lru_cache(KEPT)(self._reader)
@@ -93,14 +94,14 @@ class RequestParser:
         InputError, GenerationError
             The request cannot be run; the message names its row where it has several.
         """
-        runner = self._runner
+        model = self._model
         settings, truncate, options = self._options(request.parameters, 1)
         if options.num_beams > self._max_rows:
             raise InputError(
                 f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
                 f"pass {self._max_rows} or less"
             )
-        name = _source_name(runner, request)
+        name = _source_name(model, request)
         if truncate and name != TEXT:
             raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
         source = request.inputs[name]
@@ -112,12 +113,12 @@ class RequestParser:
         for row, value in enumerate(source):
             try:
                 if name == TEXT:
-                    text = _text(value, runner.manifest.sizes.max_source)
-                    tokens, _ = runner.encode(text, truncate=truncate, **settings)
+                    text = _text(value, model.manifest.sizes.max_source)
+                    tokens, _ = model.text.encode(text, truncate=truncate, **settings)
                     opened = OpenInput(InputResult(row), [self._sample(tokens, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
-                    runner.check_ids(ids)
+                    model.text.check_ids(ids)
                     check_without_text(settings)
                     opened = OpenInput(InputResult(row), [self._sample(ids, request, row)])
                 else:
@@ -141,21 +142,21 @@ class RequestParser:
             )
         return opened
 
-    def _reader(self, parameters: str) -> RecordingReader | WholeRecordingReader | ImageReader:
+    def _reader(self, parameters: str) -> SourceReader:
         settings, _, _ = self._options(parameters, 1)
-        if self._runner.reads_images:
-            return ImageReader(self._runner, settings, numbers=self._numbers, most_pages=MAX_PAGES)
-        if self._runner.recordings is not None:
-            return WholeRecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
-        return RecordingReader(self._runner, settings, numbers=self._numbers, most_s=self._most_s)
+        if self._model.reads_images:
+            return ImageReader(self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES)
+        if self._model.recordings is not None:
+            return RecordingReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
+        return WindowReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
 
     @property
     def _most_s(self) -> float:
-        log_mel = self._runner.log_mel
+        log_mel = self._model.log_mel
         return MAX_RECORDING_S if log_mel is None else MAX_WINDOWS * log_mel.chunk_s
 
     def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
-        decoder_only = self._runner.decoder_only
+        decoder_only = self._model.decoder_only
         _, _, options = self._options(request.parameters, len(tokens) if decoder_only else 1)
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
@@ -166,22 +167,22 @@ class RequestParser:
         truncate = given.pop("truncate", False)
         if not isinstance(truncate, bool):
             raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
-        settings, _ = remove_settings_without_effect(given, speech=self._runner.has_windows, source=REQUEST)
-        options = self._runner.options_for(prompt_length, settings)
+        settings, _ = remove_settings_without_effect(given, speech=self._model.has_windows, source=REQUEST)
+        options = self._model.settings.options_for(prompt_length, settings)
         return settings, truncate, options
 
 
-def _source_name(runner: Runner, request: Request) -> str:
+def _source_name(model: Model, request: Request) -> str:
     """The name of the one input that holds the source."""
     given = [name for name in (TEXT, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
-    if runner.is_speech:
+    if model.is_speech:
         taken: tuple[str, ...] = (AUDIO_FILE, AUDIO)
-    elif runner.reads_images:
+    elif model.reads_images:
         taken = (IMAGE,)
     else:
         taken = (TEXT, INPUT_IDS)
     if len(given) != 1 or given[0] not in taken:
-        expected = " or ".join(name for name in taken if name != TEXT or runner.has_tokenizer)
+        expected = " or ".join(name for name in taken if name != TEXT or model.has_tokenizer)
         raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
     return given[0]
 

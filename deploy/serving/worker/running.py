@@ -14,7 +14,9 @@ import numpy as np
 from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.fixes import with_fields
-from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.output import text_of
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 from tightbeam.deploy.search import SearchResult
@@ -33,8 +35,6 @@ from tightbeam.deploy.serving.protocol.messages import (
 from tightbeam.deploy.serving.worker.parsing import ParsingThreads
 from tightbeam.deploy.serving.worker.requests import ParsedRequest, RequestParser
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
-from tightbeam.deploy.text.output import text_of
-from tightbeam.deploy.text.run_inputs import OpenInput
 
 __all__ = ["RunningRequests"]
 
@@ -81,8 +81,8 @@ class RunningRequests:
 
     Parameters
     ----------
-    runner
-        The model.
+    model
+        The loaded model.
     max_rows
         The most rows (samples x beams) that take steps together.
     stream
@@ -91,10 +91,10 @@ class RunningRequests:
         Function that takes the events, and the work that was done since its last call.
     """
 
-    def __init__(self, runner: Runner, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
-        self._runner, self._stream, self._send, self._max_rows = runner, stream, send, max_rows
-        self._scheduler = runner.scheduler(max_rows, self)
-        self._parser = RequestParser(runner, max_rows)
+    def __init__(self, model: Model, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
+        self._model, self._stream, self._send, self._max_rows = model, stream, send, max_rows
+        self._scheduler = model.scheduler(max_rows, self)
+        self._parser = RequestParser(model, max_rows)
         self._parsing = ParsingThreads(self._parser.parse, self._announce)
         self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
@@ -109,7 +109,7 @@ class RunningRequests:
 
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
-        if self._runner.is_speech or self._runner.reads_images:
+        if self._model.is_speech or self._model.reads_images:
             self._parsing.put(request)
             return
         try:
@@ -201,7 +201,7 @@ class RunningRequests:
         try:
             if owner.input.failure is not None:
                 raise owner.input.failure
-            output = owner.input.output(self._runner)
+            output = owner.input.output(self._model)
         except (BundleError, InputError, GenerationError) as error:
             self._fail(owner, error)
             return
@@ -239,17 +239,17 @@ class RunningRequests:
         """Send the segments of the windows that are done."""
         if not self._stream or owner.input.failure is not None:
             return
-        for segment in owner.input.new_segments(self._runner):
-            text = text_of(self._runner, segment.tokens) if self._runner.has_tokenizer else ""
+        for segment in owner.input.new_segments(self._model):
+            text = text_of(self._model, segment.tokens) if self._model.has_tokenizer else ""
             text = text if owner.has_text else text.lstrip()
             owner.segments, owner.has_text = owner.segments + 1, owner.has_text or bool(text)
             self._events.append(FoundSegment(owner.request.number, owner.row, owner.segments, segment, text))
 
     def _stream_token(self, running: _Running, token: int) -> None:
         text = ""
-        if self._runner.has_tokenizer:
+        if self._model.has_tokenizer:
             if running.detokenizer is None:
-                running.detokenizer = IncrementalDetokenizer(lambda tokens: text_of(self._runner, tokens))
+                running.detokenizer = IncrementalDetokenizer(lambda tokens: text_of(self._model, tokens))
             text = running.detokenizer.add(token)
         running.streamed += 1
         owner = running.owner

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tightbeam.deploy import InputError
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.parquet import read_table
 from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.table import with_results
-from tightbeam.deploy.text.input_result import InputResult
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

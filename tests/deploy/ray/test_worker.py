@@ -18,6 +18,7 @@ import pytest
 import tightbeam
 from tightbeam.deploy import InputError, NoEffectWarning, Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError
+from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray import Generate, worker
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import StartCounter
@@ -26,7 +27,6 @@ from tightbeam.deploy.ray.results import bundle_digest
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.worker import MOST_STARTS, Job, PartitionWorker
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.text.input_result import InputResult
 
 BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 SETTINGS = RowSettings({"num_beams": 2, "max_new_tokens": 6})

@@ -19,6 +19,7 @@ from support.checkpoints import SENTENCES
 from support.fake_triton import FakeRequest, FakeTriton
 from support.served import until
 from tightbeam.deploy import Runner
+from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving import backend as backend_module
 from tightbeam.deploy.serving.backend import Backend, worker_process
 from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
@@ -37,7 +38,6 @@ from tightbeam.deploy.serving.protocol.messages import (
     WorkerSettings,
 )
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE
-from tightbeam.deploy.text.output import Output
 
 IDS = np.array([[5, 6, 2]])
 ENDED = WorkerError("the process that generates was killed by SIGKILL")

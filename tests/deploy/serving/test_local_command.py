@@ -21,15 +21,15 @@ from support import served
 from support.audio import chirp
 from support.bundles import BundleCache
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.files import read_audio, windows
-from tightbeam.deploy.audio.transcribe import transcribe
-from tightbeam.deploy.serving.local_command import app
+from tightbeam.deploy.commands.serve_local import app
+from tightbeam.deploy.inputs.audio_files import read_audio, windows
+from tightbeam.deploy.inputs.windows import transcribe
 from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_AUDIO, SAMPLE_IDS, SAMPLE_TEXT
 from tightbeam.deploy.serving.server import triton_server
 from tightbeam.deploy.serving.server.local_server import free_ports
 from tightbeam.deploy.serving.server.triton_server import VARIABLE, find_server
 
-COMMAND = [sys.executable, "-m", "tightbeam.deploy.serving.local_command"]
+COMMAND = [sys.executable, "-m", "tightbeam.deploy.commands.serve_local"]
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "text": ("dedup", "bart", {"tokenizer": True}),
     "ids": ("el", "bart", {}),
@@ -272,7 +272,7 @@ def test_tritonserver_on_path(made: dict[str, Path], tmp_path: Path) -> None:
     program.chmod(0o755)
     served.serve(made["text"], tmp_path / "models", "text")
     hidden = (
-        f"import sys; sys.prefix = {str(tmp_path)!r}; from tightbeam.deploy.serving.local_command import main; main()"
+        f"import sys; sys.prefix = {str(tmp_path)!r}; from tightbeam.deploy.commands.serve_local import main; main()"
     )
     path = f"{program.parent}:{os.environ['PATH']}"
     with pytest.MonkeyPatch.context() as patch:

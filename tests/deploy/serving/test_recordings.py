@@ -19,9 +19,9 @@ from support.timestamps import with_timestamps
 from support.triton_requests import EventLog, audio_request, run
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.files import read_blocks
-from tightbeam.deploy.audio.transcribe import transcribe_files
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.inputs.audio_files import read_blocks
+from tightbeam.deploy.inputs.windows import transcribe_files
 from tightbeam.deploy.serving.backend.responses import tensors_of
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Request, Row
 from tightbeam.deploy.text.detokenizer import HALF

@@ -13,10 +13,10 @@ from support.audio import RATE_HZ, chirp
 from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.scheduling.batch import Batch
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker import requests as reading
-from tightbeam.deploy.text.output import Output
 
 
 def with_inputs(*names: str, **parameters: Any) -> Request:

@@ -357,7 +357,7 @@ def test_a_repository_on_a_disk_that_is_read_only(
 
 
 def test_the_command_has_a_name_and_help() -> None:
-    module = [sys.executable, "-m", "tightbeam.deploy.serving.command"]
+    module = [sys.executable, "-m", "tightbeam.deploy.commands.triton_repo"]
     done = subprocess.run([*module, "--help"], capture_output=True, text=True, check=True)
     assert "--next-version" in done.stdout and "--max-rows" in done.stdout
     wide = {**os.environ, "COLUMNS": "200"}

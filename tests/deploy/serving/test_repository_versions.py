@@ -153,7 +153,7 @@ def slow(source, target):
         time.sleep(100)
 shutil.copyfile = slow
 sys.argv[0] = "triton-repo"
-from tightbeam.deploy.serving.command import main
+from tightbeam.deploy.commands.triton_repo import main
 main()
 """
 
@@ -181,7 +181,7 @@ def test_killed_while_copying(triton_repo: Command, text: Path, tmp_path: Path, 
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-from tightbeam.deploy.serving.command import main
+from tightbeam.deploy.commands.triton_repo import main
 main()
 """
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from support.fake_triton import FakeRequest, FakeTriton, broadcast
+from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.serving.backend.responses import Responder, tensors_of
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Row, Token
-from tightbeam.deploy.text.output import Output, TextSegment
 
 IDS = np.array([[5, 6, 2], [7, 8, 2]])
 

@@ -15,7 +15,7 @@ from support.checkpoints import SENTENCES
 from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.transcribe import read_features, transcribe
+from tightbeam.deploy.inputs.windows import read_features, transcribe
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec

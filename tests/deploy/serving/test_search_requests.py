@@ -11,10 +11,10 @@ import pytest
 from support.bundles import BundleCache
 from support.triton_requests import EventLog, ids_request, run
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.serving.backend.responses import tensors_of
 from tightbeam.deploy.serving.repository.config import ServingSettings
 from tightbeam.deploy.serving.repository.models import write_model
-from tightbeam.deploy.text.output import Output, output_of
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import write_trie
 

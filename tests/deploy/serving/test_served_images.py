@@ -16,7 +16,7 @@ from support.bundles import BundleCache
 from support.image_checkpoints import images
 from support.triton_requests import run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.image.read import ImageReader
+from tightbeam.deploy.inputs.images import ImageReader
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.worker import requests as reading
 

@@ -31,7 +31,7 @@ from support.image_checkpoints import images
 from support.served import Response, Send, metrics, processes, texts, until
 from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.transcribe import transcribe_files
+from tightbeam.deploy.inputs.windows import transcribe_files
 from tightbeam.deploy.serving.server.triton_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}

@@ -34,22 +34,23 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
 
 def load_recordings(folder: str, precision: str, threads: int) -> tuple[Any, Any]:
     from tightbeam.deploy import Runner
-    from tightbeam.deploy.audio.recording import Recording
-    from tightbeam.deploy.audio.transcribe import transcribe_files
+    from tightbeam.deploy.audio.stored_features import StoredFeatures
+    from tightbeam.deploy.inputs.run import finished
+    from tightbeam.deploy.inputs.windows import run_windows
 
     runner = Runner.load(folder, threads=threads)
     log_mel = runner.log_mel
     assert log_mel is not None
 
     def features(samples: Any) -> None:
-        recording = Recording(log_mel, [samples])
+        recording = StoredFeatures(log_mel, [samples])
         for first in range(0, recording.frames, log_mel.frames):
             recording.window(first, log_mel.frames)
 
     def transcribe(samples: Any, job: dict[str, Any]) -> Any:
         windows = len(samples) // log_mel.samples
         settings = {**job["settings"], "return_timestamps": False}
-        (found,) = transcribe_files(runner, [samples], batch_size=windows, **settings)
+        (found,) = finished(run_windows(runner.model, [samples], batch_size=windows, settings=settings))
         if found.failure is not None:
             raise found.failure
         (tokens,) = found.result.sequences

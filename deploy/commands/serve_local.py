@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from tightbeam.deploy.audio.files import read_blocks
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.inputs.audio_files import read_blocks
 from tightbeam.deploy.serving.repository.config import RepositoryError
 from tightbeam.deploy.serving.repository.models import ServedModel, served_models
 from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_TEXT, request_command

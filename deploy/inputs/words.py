@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightbeam.deploy.audio.segments import TokenTime
-from tightbeam.deploy.text.output import TextWord
+from tightbeam.deploy.inputs.output import TextWord
 
 __all__ = ["group_words", "words_of"]
 

@@ -1,21 +1,25 @@
-"""Sources that are no text, such as audio and image files, as inputs of the scheduler."""
+"""Sources other than text, such as audio and image files, as inputs of the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.text.file_lines import FileLine
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.json_line import TRUNCATE, in_json, settings_of_line
-from tightbeam.deploy.text.run_inputs import MOST_OPEN, OnSegments, OpenInput, run_inputs
+from tightbeam.deploy.inputs.audio_files import as_samples
+from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.json_line import TRUNCATE, in_json, settings_of_line
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import MOST_OPEN, FoundSegments, run_inputs
+from tightbeam.deploy.model.model import Model
 
-__all__ = ["SourceReader", "run_sources"]
+__all__ = ["MakeReader", "SourceReader", "check_batch_size", "check_recordings", "run_sources"]
 
 
 class SourceReader:
@@ -34,7 +38,7 @@ class SourceReader:
         self.numbers = count() if numbers is None else numbers
 
     def read(self, number: int, source: Any) -> OpenInput:
-        """Read a source, or an error in the place of one: an input, with its failure where it cannot be read."""
+        """Read a source, or an error in the place of one: an input, with its failure if it cannot be read."""
         named = source if isinstance(source, str) else None
         result = InputResult(number, self.options.num_return_sequences, source=named)
         try:
@@ -45,23 +49,27 @@ class SourceReader:
             return OpenInput(result, [], error)
 
     def open(self, result: InputResult, source: Any) -> OpenInput:
-        """Make the input of a source. Raises InputError where it cannot be read."""
+        """Make the input of a source. Raises InputError if it cannot be read."""
         raise NotImplementedError
 
 
+MakeReader: TypeAlias = Callable[..., SourceReader]
+"""Makes a reader of a model, settings and ``numbers``, the numbers of its samples. Raises GenerationError."""
+
+
 class _LineReader:
-    """Reads sources; those of a `FileLine` with its settings over the common ones.
+    """Reads sources; a `FileLine` has settings of its own over the common ones.
 
     Parameters
     ----------
+    model
+        The loaded model.
     make
-        Makes a reader of settings. Raises GenerationError for wrong ones.
+        Makes a reader.
     settings
         Settings of all lines.
     batch_size
         Inputs in the running batch, at most, with the beams of these settings.
-    windows
-        True for a model whose settings are those of Whisper.
 
     Attributes
     ----------
@@ -69,19 +77,14 @@ class _LineReader:
         Rows that run together, at most.
     """
 
-    def __init__(
-        self,
-        make: Callable[[Mapping[str, Any]], SourceReader],
-        settings: Mapping[str, Any],
-        batch_size: int,
-        windows: bool,
-    ) -> None:
-        self._make, self._settings, self._windows = make, settings, windows
-        self._common = make(settings)
+    def __init__(self, model: Model, make: MakeReader, settings: Mapping[str, Any], batch_size: int) -> None:
+        self._make, self._settings = partial(make, model, numbers=count()), settings
+        self._windows = model.has_windows
+        self._common = self._make(settings)
         self.max_rows = batch_size * self._common.options.num_beams
 
     def read(self, number: int, source: Any) -> OpenInput:
-        """Read a source: an input, with its failure where it cannot be read."""
+        """Read a source: an input, with its failure if it cannot be read."""
         if not isinstance(source, FileLine):
             return self._common.read(number, source)
         try:
@@ -105,8 +108,8 @@ class _LineReader:
 
 
 def run_sources(
-    model: LoadedModel,
-    make: Callable[..., SourceReader],
+    model: Model,
+    make: MakeReader,
     sources: Iterable[Any],
     settings: Mapping[str, Any],
     *,
@@ -114,37 +117,63 @@ def run_sources(
     typed: bool,
     ahead: int,
     most_open: int = MOST_OPEN,
-    on_segments: OnSegments | None = None,
-) -> Iterator[OpenInput]:
+) -> Iterator[OpenInput | FoundSegments]:
     """Generate for sources. Several run together, while the next ones are read.
 
     Parameters
     ----------
     model
-        The runner.
+        The loaded model.
     make
-        Makes a reader of settings and ``numbers``, the numbers of its samples. Raises GenerationError for wrong
-        settings.
+        Makes a reader.
     sources
         Sources as the reader takes them, or names of files with their own settings.
     settings
         Settings of ``model.generate`` for all sources.
     batch_size
         Samples in the running batch, at most, with the beams of these settings.
-    typed, ahead, most_open, on_segments
-        Those of `run_inputs`.
+    typed, ahead, most_open
+        Arguments of `run_inputs`.
 
     Yields
     ------
-    OpenInput
-        One for each source, in order; one that cannot be read has a ``failure``.
+    OpenInput or FoundSegments
+        What `run_inputs` yields; a source that cannot be read has a ``failure``.
 
     Raises
     ------
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    reader = _LineReader(partial(make, numbers=count()), settings, batch_size, model.has_windows)
+    reader = _LineReader(model, make, settings, batch_size)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    how: dict[str, Any] = {"typed": typed, "ahead": ahead, "most_open": most_open, "on_segments": on_segments}
-    yield from run_inputs(model, inputs, max_rows=reader.max_rows, **how)
+    yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=ahead, most_open=most_open)
+
+
+def check_batch_size(batch_size: Any, inputs: str) -> None:
+    """Raise InputError unless ``batch_size`` is a positive integer. ``inputs`` names what is counted."""
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r} is not a number of {inputs}; pass 1 or more")
+
+
+def check_recordings(recordings: Sequence[Any], name: str | None = None) -> list[str | bytes | Array]:
+    """Return recordings as they are read.
+
+    Parameters
+    ----------
+    recordings
+        Names of files, contents of files, or arrays of samples.
+    name
+        The name of each in errors; by default "recording" and its index.
+
+    Raises
+    ------
+    InputError
+        One is something else.
+    """
+    return [
+        os.fspath(each)
+        if isinstance(each, str | os.PathLike | bytes)
+        else as_samples(name or f"recording {index}", each)
+        for index, each in enumerate(recordings)
+    ]

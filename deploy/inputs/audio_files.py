@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.audio.containers import UNKNOWN_SIZES
-from tightbeam.deploy.audio.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
-from tightbeam.deploy.regular_file import not_regular
+from tightbeam.deploy.inputs.containers import UNKNOWN_SIZES
+from tightbeam.deploy.inputs.regular_file import not_regular
+from tightbeam.deploy.inputs.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [

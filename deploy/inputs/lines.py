@@ -1,4 +1,4 @@
-"""Text or JSON lines as input: one input a line, results in their order; a bad line has an error of its own."""
+"""Lines of text or JSON as inputs: one input a line, results in their order; a bad line has an error of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.translation import check_without_text
-from tightbeam.deploy.loaded_model import LoadedModel
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.json_line import in_json, read_json_line, read_settings, settings_of_line
-from tightbeam.deploy.text.run_inputs import OpenInput, run_inputs
+from tightbeam.deploy.inputs.json_line import in_json, read_json_line, read_settings, settings_of_line
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import finished, run_inputs
+from tightbeam.deploy.model.model import Model
 
-__all__ = ["InputResult", "LineFormat", "parse_ids", "run_text_input"]
+__all__ = ["LineFormat", "parse_ids", "run_lines"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class LineFormat:
     settings: str | None = None
 
 
-def run_text_input(
-    model: LoadedModel,
+def run_lines(
+    model: Model,
     lines: Iterable[bytes],
     lines_are: LineFormat = LineFormat(),
     *,
@@ -50,14 +51,14 @@ def run_text_input(
     max_rows: int | None = None,
     typed: bool = False,
     first: int = 1,
-    **settings: Any,
+    settings: Mapping[str, Any] | None = None,
 ) -> Generator[InputResult, None, None]:
     """Generate for every line. Reading and tokenising, generating, and what the caller does with results overlap.
 
     Parameters
     ----------
     model
-        The runner.
+        The loaded model.
     lines
         UTF-8 lines.
     lines_are
@@ -72,8 +73,8 @@ def run_text_input(
         is full or the lines end.
     first
         Number of the first of these lines. Line 1 may begin with a byte order mark.
-    **settings
-        Settings of ``model.generate``, which those of a line override.
+    settings
+        Settings of ``model.generate``, which the settings of a line override.
 
     Yields
     ------
@@ -87,13 +88,14 @@ def run_text_input(
     InputError
         The lines are text, and the bundle has no tokenizer.
     """
-    options = model.options(**settings)
+    settings = settings or {}
+    options = model.settings.options(**settings)
     if not lines_are.ids:
-        model.require_tokenizer()
+        model.text.require_tokenizer()
     most = max_rows or batch_size * options.num_beams
     reader = _Reader(model, lines_are, settings, most, options.num_return_sequences)
     reader.check(settings)
-    for done in run_inputs(model, map(reader.read, _numbered(lines, first)), max_rows=most, typed=typed):
+    for done in finished(run_inputs(model, map(reader.read, _numbered(lines, first)), max_rows=most, typed=typed)):
         yield done.result
 
 
@@ -106,7 +108,7 @@ def _numbered(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]
 class _Reader:
     """Reads lines as samples. ``returned`` is the number of sequences of a line that does not say."""
 
-    model: LoadedModel
+    model: Model
     format: LineFormat
     settings: Mapping[str, Any]
     max_rows: int
@@ -130,12 +132,12 @@ class _Reader:
             self.check(settings)
         if self.format.ids:
             tokens = parse_ids(source)
-            self.model.check_ids(tokens)
+            self.model.text.check_ids(tokens)
             check_without_text(settings)
         elif not isinstance(source, str):
             raise InputError(f"{self.format.field} is {type(source).__name__}, expected a text; pass it in quotes")
         else:
-            tokens, result.cut = self.model.encode(source, truncate=truncate, **settings)
+            tokens, result.cut = self.model.text.encode(source, truncate=truncate, **settings)
         result.source_tokens = len(tokens)
         sample = self.model.sample(result.number, tokens, settings)
         result.returned = sample.options.num_return_sequences
@@ -143,7 +145,7 @@ class _Reader:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise GenerationError for settings that no source can be run with."""
-        options = self.model.options_for(1, settings)
+        options = self.model.settings.options_for(1, settings)
         if options.num_beams > self.max_rows:
             raise GenerationError(
                 f"{options.rows_asked} is more than the {self.max_rows} rows that run together; "

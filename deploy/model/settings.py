@@ -1,4 +1,4 @@
-"""The settings that a loaded bundle is run with: resolved over its defaults, and checked for its model and runtime."""
+"""The settings that a loaded model runs with."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tightbeam.deploy.audio.extractors import recordings_of
-from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
 from tightbeam.deploy.generation.given import Layer, caller_layers, merged, settings_of
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -17,7 +14,6 @@ from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import options_for
 from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.image.processors import read_processor
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -26,57 +22,22 @@ __all__ = ["ModelSettings"]
 
 
 class ModelSettings:
-    """A loaded bundle, and what settings mean for it.
+    """What settings mean for a loaded model: resolved over its defaults, and checked for its sizes and its runtime.
 
     Parameters
     ----------
-    bundle : Bundle
+    manifest : Manifest
+        The bundle's, for its defaults and sizes.
     runtime : Runtime
-        It runs nothing here: it says what it cannot do.
+        It says what it cannot do.
     codec : TextCodec or None
-        The tokenizer; None for a bundle without one.
+        The tokenizer, for settings that are texts; None for a bundle without one.
+    is_donut : bool
+        True for Donut, whose ``decoder_input_ids`` get no start token before them.
     """
 
-    def __init__(self, bundle: Bundle, runtime: Runtime, codec: TextCodec | None) -> None:
-        self.bundle = bundle
-        self._runtime = runtime
-        self._codec = codec
-        speech = bundle.manifest.speech
-        windows = bundle.manifest.has_windows
-        self.log_mel = LogMel.read(bundle.file(speech)) if speech and windows else None
-        self.recordings = recordings_of(bundle) if speech and not windows else None
-        image = bundle.manifest.image
-        self.image_processor = read_processor(bundle.file(image)) if image else None
-
-    @property
-    def manifest(self) -> Manifest:
-        """The content of ``bundle.json``."""
-        return self.bundle.manifest
-
-    @property
-    def decoder_only(self) -> bool:
-        """True for a decoder-only model, whose sequences begin with the prompt rather than with a start token."""
-        return self.manifest.sizes.decoder_only
-
-    @property
-    def is_speech(self) -> bool:
-        """True for a speech model, which takes audio in place of token ids."""
-        return self.manifest.speech is not None
-
-    @property
-    def has_windows(self) -> bool:
-        """True for a speech model over windows of one length (Whisper), which has settings of its own."""
-        return self.manifest.has_windows
-
-    @property
-    def reads_images(self) -> bool:
-        """True for a model that takes images in place of token ids."""
-        return self.image_processor is not None
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """True for a bundle with a tokenizer."""
-        return self._codec is not None
+    def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
+        self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
 
     def options(self, **settings: Any) -> GenerationOptions:
         """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
@@ -121,10 +82,10 @@ class ModelSettings:
         """
         return self._checked(
             options_for(
-                self.manifest.generation,
+                self._manifest.generation,
                 self._with_token_ids(settings),
-                self.manifest.sizes,
-                speech=self.has_windows,
+                self._manifest.sizes,
+                speech=self._manifest.has_windows,
                 prompt_length=prompt_length,
             )
         )
@@ -148,15 +109,15 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or window.
         """
-        about, given = self.manifest, self._with_token_ids(settings)
+        about, given = self._manifest, self._with_token_ids(settings)
         return self._checked(options_for(about.generation, given, about.sizes, speech=True, window=window))
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
-        eos = self.manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
-        special = eos if isinstance(eos, int) else self.manifest.sizes.vocabulary
-        given = with_token_ids(settings, self._codec, PROMPT if self.has_windows else BEGINNING, special)
-        if self.image_processor is None or self.image_processor.kind != "Donut":
+        eos = self._manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
+        special = eos if isinstance(eos, int) else self._manifest.sizes.vocabulary
+        given = with_token_ids(settings, self._codec, PROMPT if self._manifest.has_windows else BEGINNING, special)
+        if not self._is_donut:
             return given
         # transformers puts no start token before the decoder_input_ids of a Donut.
         tokens = merged(list(caller_layers(given))).get("decoder_input_ids")
@@ -164,8 +125,8 @@ class ModelSettings:
             return given
         return settings_of([*caller_layers(given), Layer("decoder_input_ids", {"decoder_start_token_id": tokens[0]})])
 
-    def _for_one_window(self, options: GenerationOptions) -> GenerationOptions:
-        """The same options. Raises GenerationError for a setting that only a whole recording follows."""
+    def for_one_window(self, options: GenerationOptions) -> GenerationOptions:
+        """Return the same options. Raises GenerationError for a setting that only a whole recording follows."""
         if options.recording is not None and (name := options.recording.asked):
             raise GenerationError(f"{name} is for recordings (Runner.transcribe), not for one window; leave it out")
         return options
@@ -186,10 +147,13 @@ class ModelSettings:
             )
         return options
 
-    def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Warn the caller of a public method of the settings that have no effect, and return the others."""
+    def without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Warn the caller of a public method of settings that have no effect, and return the others.
+
+        It is called by the public method itself.
+        """
         settings, notes = remove_settings_without_effect(
-            given, speech=self.has_windows, defaults=self.manifest.generation
+            given, speech=self._manifest.has_windows, defaults=self._manifest.generation
         )
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=3)

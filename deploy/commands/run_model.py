@@ -11,6 +11,7 @@ from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.fixes import with_options
 from tightbeam.deploy.generation.given import COMMAND_LINE, GENERATION_CONFIG, with_source
+from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.run import RayRun, run_on_ray
@@ -18,7 +19,6 @@ from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.run import FileRun, run_files
 from tightbeam.deploy.run_model.subtitles import FORMATS
-from tightbeam.deploy.text.text_input import LineFormat
 
 __all__ = ["main"]
 

@@ -13,39 +13,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.audio.files import Source, cut, read_audio, sound_blocks, windows
-from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.segments import Segment
-from tightbeam.deploy.audio.sequential import SequentialTranscription
-from tightbeam.deploy.audio.words import words_of
+from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
-from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.inputs.audio_files import Source, cut, sound_blocks
+from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import FoundSegments, run_inputs
+from tightbeam.deploy.inputs.sequential import SequentialTranscription
+from tightbeam.deploy.inputs.sources import SourceReader, run_sources
+from tightbeam.deploy.inputs.words import words_of
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.text.file_lines import FileLine
-from tightbeam.deploy.text.input_result import InputResult
-from tightbeam.deploy.text.output import Output, TextSegment, join, output_of, text_of
-from tightbeam.deploy.text.run_inputs import OnSegments, OpenInput
-from tightbeam.deploy.text.source_reader import SourceReader, run_sources
 
-__all__ = [
-    "RecordingReader",
-    "SpeechModel",
-    "read_features",
-    "stream_segments",
-    "transcribe",
-    "transcribe_files",
-]
+__all__ = ["WindowReader", "run_windows", "stream_segments"]
 
 _Text = Callable[[Sequence[int]], str]
 
@@ -53,52 +44,8 @@ FILES_AHEAD = 2
 """Files that are read and wait."""
 
 
-class SpeechModel(LoadedModel, Protocol):
-    """A `LoadedModel` with its feature extractor, None for a text model."""
-
-    log_mel: LogMel | None
-
-    def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample: ...
-    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions: ...
-
-
-def _log_mel(model: SpeechModel) -> LogMel:
-    if model.log_mel is None:
-        raise InputError("this is a text model; pass text or token ids instead of audio")
-    return model.log_mel
-
-
-def read_features(model: SpeechModel, path: str) -> Array:
-    """Read an audio file as features float32 [windows, mels, frames]. Raises InputError where it cannot be read."""
-    log_mel = _log_mel(model)
-    samples = read_audio(path, log_mel.sampling_rate_hz)
-    return np.stack([log_mel.features(window) for window in windows(samples, log_mel.samples)])
-
-
-def transcribe(model: SpeechModel, features: Array, *, batch_size: int = 8, **settings: Any) -> Output:
-    """Generate for the windows of one file, each alone, and join their outputs.
-
-    Parameters
-    ----------
-    model
-        The runner of a speech model.
-    features
-        The windows' features float32 [windows, mels, frames].
-    batch_size
-        Windows in the running batch, at most.
-    **settings
-        Settings of ``model.generate``.
-    """
-    samples = [model.sample_of_features(number, window, settings) for number, window in enumerate(features)]
-    beams = max(sample.options.num_beams for sample in samples)
-    found = model.scheduler(min(batch_size, len(features)) * beams).run(
-        samples
-    )  # on a GPU every place takes every step
-    return join([output_of(model, found[sample.number], sample.options) for sample in samples])
-
-
 @dataclass(eq=False)
-class _Recordings(OpenInput):
+class _WindowedInput(OpenInput):
     """An input that is gone through window by window: one recording, or the windows that it is cut into.
 
     Attributes
@@ -107,18 +54,18 @@ class _Recordings(OpenInput):
         Those without a result.
     parts : list of SequentialTranscription
         What it is made of, in order.
-    recordings : list of Recording
+    features : list of StoredFeatures
         Their features.
     numbers : iterator of int
         Numbers of further samples.
-    on_heard : function
+    on_transcribed : function
         Receives the seconds of each window that is done.
     """
 
     parts: list[SequentialTranscription] = field(default_factory=list)
-    recordings: list[Recording] = field(default_factory=list)
+    features: list[StoredFeatures] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
-    on_heard: Callable[[float], None] = lambda seconds: None
+    on_transcribed: Callable[[float], None] = lambda seconds: None
     _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
     _readers: deque[_SegmentReader] = field(default_factory=deque)
     _segments: list[TextSegment] = field(default_factory=list)
@@ -127,7 +74,7 @@ class _Recordings(OpenInput):
         """Make the first samples."""
         self._readers.extend(map(_SegmentReader, self.parts))
         for part in self.parts:
-            self.on_heard(part.heard_s)  # of windows that are not run
+            self.on_transcribed(part.transcribed_s)  # of windows that are not run
             self._add(part)
 
     def _add(self, part: SequentialTranscription) -> list[Sample]:
@@ -146,10 +93,10 @@ class _Recordings(OpenInput):
         # Neither the features nor the result are needed any more: hours take no more memory than minutes.
         self.samples = [sample for sample in self.samples if sample.number != number]
         part = self._owners.pop(number)
-        before = part.heard_s
+        before = part.transcribed_s
         try:
             part.take(result)
-            self.on_heard(part.heard_s - before)
+            self.on_transcribed(part.transcribed_s - before)
         except GenerationError as error:  # a prompt that leaves no positions
             self.failure = InputError(str(error))
             return []
@@ -160,10 +107,10 @@ class _Recordings(OpenInput):
         return False
 
     def close(self) -> None:
-        for recording in self.recordings:
+        for recording in self.features:
             recording.close()
 
-    def new_segments(self, model: LoadedModel) -> list[TextSegment]:
+    def new_segments(self, model: Model) -> list[TextSegment]:
         found: list[TextSegment] = []
         while self._readers:
             found += self._readers[0].read(self._text(model))
@@ -173,7 +120,7 @@ class _Recordings(OpenInput):
         self._segments += found
         return found
 
-    def output(self, model: LoadedModel) -> Output:
+    def output(self, model: Model) -> Output:
         tokens = [token for part in self.parts for segment in part.segments for token in segment.tokens]
         text = self._text(model)
         self.new_segments(model)
@@ -185,7 +132,7 @@ class _Recordings(OpenInput):
             segments=self._segments,
         )
 
-    def _text(self, model: LoadedModel) -> _Text | None:
+    def _text(self, model: Model) -> _Text | None:
         """The function that makes text of tokens; None without a tokenizer."""
         return (lambda tokens: text_of(model, list(tokens))) if model.has_tokenizer else None
 
@@ -219,16 +166,16 @@ class _SegmentReader:
         )
 
 
-class RecordingReader(SourceReader):
+class WindowReader(SourceReader):
     """The reader of a speech model that takes windows.
 
     Parameters
     ----------
     model
-        The runner of such a model.
+        Such a model.
     settings
         Settings of ``model.generate``.
-    on_heard
+    on_transcribed
         Receives the seconds of sound that are done, as recordings are gone through by timestamps.
     numbers
         Numbers of the samples.
@@ -243,24 +190,24 @@ class RecordingReader(SourceReader):
 
     def __init__(
         self,
-        model: SpeechModel,
+        model: Model,
         settings: Mapping[str, Any],
         *,
-        on_heard: Callable[[float], None] = lambda seconds: None,
+        on_transcribed: Callable[[float], None] = lambda seconds: None,
         numbers: Iterator[int] | None = None,
         most_s: float = math.inf,
     ) -> None:
-        self._log_mel = _log_mel(model)
-        super().__init__(model.options(**settings), numbers)
-        self._model, self._settings, self._on_heard, self._most_s = model, settings, on_heard, most_s
+        self._log_mel = model.require_windows()
+        super().__init__(model.settings.options(**settings), numbers)
+        self._model, self._settings, self._on_transcribed, self._most_s = model, settings, on_transcribed, most_s
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
-        model.window_options(settings, WindowStart(self._how.prompt_ids))
+        model.settings.window_options(settings, WindowStart(self._how.prompt_ids))
         self._obstacle = ""  # that keeps a long recording from being gone through by timestamps
         self._by_timestamps = self._how.return_timestamps is True
         if self._how.return_timestamps is None and has_timestamps(model.manifest.generation, self.options.vocab_size):
             try:
-                model.window_options({**settings, "return_timestamps": True}, WindowStart())
+                model.settings.window_options({**settings, "return_timestamps": True}, WindowStart())
                 self._by_timestamps = True
             except GenerationError as error:
                 self._obstacle = str(error)
@@ -288,99 +235,108 @@ class RecordingReader(SourceReader):
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[Recording]:
+    def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[StoredFeatures]:
         """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
         log_mel = self._log_mel
         blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
-            return [Recording(log_mel, blocks)]
+            return [StoredFeatures(log_mel, blocks)]
         parts = cut(blocks, log_mel.samples)
         first = next(parts)
         second = next(parts, first[:0])
         if len(second) < log_mel.hop:  # too short for another frame
-            return [Recording(log_mel, [np.concatenate([first, second])])]
-        return [Recording(log_mel, [part]) for part in chain([first, second], parts)]
+            return [StoredFeatures(log_mel, [np.concatenate([first, second])])]
+        return [StoredFeatures(log_mel, [part]) for part in chain([first, second], parts)]
 
-    def _in_sequence(self, result: InputResult, recordings: list[Recording], *, timestamps: bool) -> OpenInput:
+    def _in_sequence(self, result: InputResult, recordings: list[StoredFeatures], *, timestamps: bool) -> OpenInput:
         window_s = self._log_mel.chunk_s
         parts = [
             SequentialTranscription(self._model, own, self._settings, timestamps=timestamps, begin_s=index * window_s)
             for index, own in enumerate(recordings)
         ]
-        made = _Recordings(result, [], parts=parts, recordings=recordings, numbers=self.numbers)
-        made.on_heard = self._on_heard
+        made = _WindowedInput(result, [], parts=parts, features=recordings, numbers=self.numbers)
+        made.on_transcribed = self._on_transcribed
         made.start()
         return made
 
 
-def transcribe_files(
-    model: SpeechModel,
+def run_windows(
+    model: Model,
     sources: Iterable[Source | FileLine],
     *,
-    batch_size: int = 8,
+    batch_size: int,
+    settings: Mapping[str, Any],
     typed: bool = False,
-    on_heard: Callable[[float], None] = lambda seconds: None,
-    on_segments: OnSegments | None = None,
-    **settings: Any,
-) -> Iterator[OpenInput]:
+    on_transcribed: Callable[[float], None] = lambda seconds: None,
+) -> Iterator[OpenInput | FoundSegments]:
     """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
 
     Parameters
     ----------
     model
-        The runner of a speech model.
+        A speech model over windows.
     sources
         Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
     batch_size
         Windows in the running batch, at most.
+    settings
+        Settings of ``model.generate``.
     typed
         Names may come slowly, so that files that are there do not wait for others.
-    on_heard
+    on_transcribed
         Receives the seconds of sound that are done, as recordings are gone through by timestamps.
-    on_segments
-        Receives the segments of such a recording as its windows are done, recording by recording.
-    **settings
-        Settings of ``model.generate``.
 
     Yields
     ------
-    OpenInput
-        One for each recording, in order; one that cannot be transcribed has a ``failure``.
+    OpenInput or FoundSegments
+        What `run_inputs` yields; a recording that cannot be transcribed has a ``failure``.
 
     Raises
     ------
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    most_open, make = batch_size + FILES_AHEAD, partial(RecordingReader, model, on_heard=on_heard)
-    how: dict[str, Any] = {"typed": typed, "ahead": FILES_AHEAD, "most_open": most_open, "on_segments": on_segments}
-    return run_sources(model, make, sources, settings, batch_size=batch_size, **how)
+    make = partial(WindowReader, on_transcribed=on_transcribed)
+    how: dict[str, Any] = {"batch_size": batch_size, "typed": typed, "ahead": FILES_AHEAD}
+    return run_sources(model, make, sources, settings, most_open=batch_size + FILES_AHEAD, **how)
 
 
-def stream_segments(model: SpeechModel, opened: OpenInput, scheduler: Scheduler) -> Iterator[TextSegment]:
-    """Yield the segments of a recording, those of a window as soon as it is done.
+def stream_segments(
+    model: Model, source: str | bytes | Array, *, batch_size: int, settings: Mapping[str, Any]
+) -> Iterator[TextSegment]:
+    """Transcribe one recording by timestamps.
 
     Parameters
     ----------
     model
-        The runner of a speech model.
-    opened
-        The recording, which a `RecordingReader` has read.
-    scheduler
-        A scheduler without samples, which is closed at the end, as the recording is.
+        A speech model over windows.
+    source
+        The recording, which is read before this returns.
+    batch_size
+        Windows in the running batch, at most.
+    settings
+        Settings of ``model.generate``.
+
+    Returns
+    -------
+    iterator of TextSegment
+        The segments of a window come as soon as it is done. A caller that stops early closes the iterator, or drops it.
+
+    Raises
+    ------
+    GenerationError, InputError
+        A setting is wrong, or the recording cannot be read.
     """
-    try:
-        for sample in opened.samples:
-            scheduler.add(sample)
-        while not opened.done:
-            for ended in scheduler.turn():
-                if isinstance(ended, FailedSample):
-                    raise ended.error
-                for sample in opened.take(ended.number, ended.result):
-                    scheduler.add(sample)
-            if opened.failure is not None:
-                raise opened.failure
-            yield from opened.new_segments(model)
-    finally:
-        scheduler.close()
-        opened.close()
+    reader = WindowReader(model, settings)
+    opened = reader.read(1, source)
+    if opened.failure is not None:
+        raise opened.failure
+    return _segments_of(run_inputs(model, [opened], max_rows=batch_size * reader.options.num_beams))
+
+
+def _segments_of(items: Iterator[OpenInput | FoundSegments]) -> Iterator[TextSegment]:
+    for item in items:
+        if isinstance(item, FoundSegments):
+            yield from item.segments
+        elif item.failure is not None:
+            raise item.failure

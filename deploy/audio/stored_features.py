@@ -17,15 +17,15 @@ import numpy.typing as npt
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.features import LogMel
 
-__all__ = ["Recording"]
+__all__ = ["StoredFeatures"]
 
 Logs = npt.NDArray[np.float32]
 IN_MEMORY_BYTES = 16 << 20
 """Features up to this size are kept in memory: those of eight minutes at Whisper's 80 mels."""
 
 
-class Recording:
-    """Features of a whole recording.
+class StoredFeatures:
+    """Features of a whole recording, on disk if there are many.
 
     Parameters
     ----------

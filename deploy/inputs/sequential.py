@@ -10,32 +10,24 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.alignment import token_times
-from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.segments import FRAME_S, FRAMES, TIMESTAMP_S, Segment, TokenTime, cut_segments
-from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import Scored, SearchResult
 
-__all__ = ["SequentialTranscription", "WindowModel", "compression_ratio"]
+__all__ = ["SequentialTranscription", "compression_ratio"]
 
 LOW_TEMPERATURE = 0.5
 """Windows behind one that took a higher temperature do not begin with its tokens."""
-
-
-class WindowModel(Protocol):
-    """The part of the runner that windows are run with."""
-
-    @property
-    def manifest(self) -> Manifest: ...
-    def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions: ...
 
 
 @dataclass(frozen=True)
@@ -53,8 +45,8 @@ class SequentialTranscription:
 
     Parameters
     ----------
-    model : WindowModel
-    recording : Recording
+    model : Model
+    recording : StoredFeatures
     settings : mapping
         Arguments of ``model.generate``.
     timestamps : bool
@@ -72,8 +64,8 @@ class SequentialTranscription:
 
     def __init__(
         self,
-        model: WindowModel,
-        recording: Recording,
+        model: Model,
+        recording: StoredFeatures,
         settings: Mapping[str, Any],
         *,
         timestamps: bool,
@@ -114,7 +106,7 @@ class SequentialTranscription:
         return self._wanted is None
 
     @property
-    def heard_s(self) -> float:
+    def transcribed_s(self) -> float:
         """Seconds of the recording in front of the present window."""
         return min(self.seek * FRAME_S, self._recording.seconds)
 
@@ -136,7 +128,7 @@ class SequentialTranscription:
         return self._model.manifest.sizes.max_target // 2 - 1
 
     def _options(self, window: WindowStart) -> GenerationOptions:
-        return self._model.window_options(self._settings, window)
+        return self._model.settings.window_options(self._settings, window)
 
     def _run(self) -> Any:
         """Yield options and features of each sample, and receive its result."""

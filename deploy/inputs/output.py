@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.loaded_model import LoadedModel
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.search import Scored, SearchResult
 
 __all__ = ["Output", "TextSegment", "TextWord", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
@@ -105,13 +105,13 @@ class Output:
     pages: list[Output] | None = None
 
 
-def output_of(model: LoadedModel, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
+def output_of(model: Model, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
     """Convert the result of one sample.
 
     Parameters
     ----------
     model
-        The runner whose search it was.
+        The model that generated it.
     found
         The sample's sequences int64 [num_return_sequences, T], and their scores.
     options
@@ -152,13 +152,13 @@ def _of_tokens(
     return token_scores, alternatives
 
 
-def text_of(model: LoadedModel, sequence: Sequence[int]) -> str:
+def text_of(model: Model, sequence: Sequence[int]) -> str:
     """The text of a sequence, without the timestamps of a speech model.
 
     Source: transformers 5.23 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on
     both sides of one do not join.
     """
-    text = model.decode(sequence)
+    text = model.text.decode(sequence)
     return TIMESTAMP.sub("", text) if model.has_windows else text
 
 

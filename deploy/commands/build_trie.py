@@ -12,7 +12,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, counted, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.text.text_input import parse_ids
+from tightbeam.deploy.inputs.lines import parse_ids
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import write_trie

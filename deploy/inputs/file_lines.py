@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.text.json_line import read_json_line
+from tightbeam.deploy.inputs.json_line import read_json_line
 
 __all__ = ["FileLine", "file_lines", "named_files"]
 

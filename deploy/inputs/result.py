@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightbeam.deploy.text.output import Output, TextSegment, TokenAlternatives, TokenScores
+from tightbeam.deploy.inputs.output import Output, TextSegment, TokenAlternatives, TokenScores
 
 __all__ = ["InputResult", "page_records", "segment_records"]
 

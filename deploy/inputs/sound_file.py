@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.audio.containers import lacks_last_page, open_ended
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.containers import lacks_last_page, open_ended
 
 __all__ = ["INSTALL", "SoundFile"]
 

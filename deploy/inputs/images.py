@@ -1,0 +1,150 @@
+"""Images: files, contents of files, or arrays of colours. An image is one sample, each page of a TIFF another."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.image_files import ImageFile
+from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
+from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import finished
+from tightbeam.deploy.inputs.sources import SourceReader, run_sources
+from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.text.token_ids import as_array
+
+__all__ = ["ImageReader", "Source", "check_colours", "read_images", "run_images"]
+
+IMAGES_AHEAD = 4
+"""Images, or pages of one, that are read and wait, as pixels of the model's size."""
+Source = str | bytes | Array | InputError
+"""The name of an image file, the content of one, colours uint8 [rows, columns, 3], or an error in the place of one."""
+
+
+def check_colours(image: Any) -> npt.NDArray[np.uint8]:
+    """The same as an array. Raises InputError unless it is uint8 [rows, columns, 3] with at least one pixel."""
+    colours = as_array("image", image)
+    if colours.ndim != 3 or colours.shape[2] != 3 or colours.dtype != np.uint8 or not colours.size:
+        raise InputError(
+            f"an image is {colours.dtype} {list(colours.shape)}, expected uint8 [rows, columns, 3], red, green and blue"
+        )
+    return colours
+
+
+class ImageReader(SourceReader):
+    """The reader of a model that reads images.
+
+    Parameters
+    ----------
+    model
+        Such a model.
+    settings
+        Settings of ``model.generate``.
+    numbers
+        Numbers of the samples.
+    most_pages
+        Pages of an image, at most.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Mapping[str, Any],
+        *,
+        numbers: Iterator[int] | None = None,
+        most_pages: float = math.inf,
+    ) -> None:
+        self._processor = model.require_images()
+        super().__init__(model.settings.options(**settings).without_source_tokens("an image"), numbers)
+        self._model, self._settings, self._most_pages = model, settings, most_pages
+
+    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+        if not isinstance(source, str | bytes):
+            return OpenInput(result, [self._sample(check_colours(source))])
+        file = ImageFile(source)
+        if len(file) == 1:
+            return OpenInput(result, [self._sample(file.read(0))])
+        self._check_pages(len(file), result.source or "the image")
+        pages = (self._sample(file.read(page)) for page in range(len(file)))
+        return PartedInput(result, [], count=len(file), parts=pages, paged=True).begin(IMAGES_AHEAD)
+
+    def _sample(self, colours: npt.NDArray[np.uint8]) -> Sample:
+        return self._model.sample_of_pixels(next(self.numbers), self._processor.pixels(colours), self._settings)
+
+    def _check_pages(self, pages: int, shown: str) -> None:
+        returned = self.options.num_return_sequences
+        if pages > self._most_pages:
+            raise InputError(f"{shown} has {pages} pages, expected {self._most_pages} at most; cut it into pieces")
+        if returned > 1:
+            raise InputError(
+                f"num_return_sequences={returned} is for images of one page, {shown} has {pages}; leave it out, or "
+                "save each page as a file"
+            )
+
+
+def run_images(
+    model: Model,
+    sources: Iterable[Source | FileLine],
+    *,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    typed: bool = False,
+) -> Iterator[OpenInput]:
+    """Generate for images. Several run together, while the next ones are read.
+
+    Parameters
+    ----------
+    model
+        A model that reads images.
+    sources
+        The images, or names of files with their own settings.
+    batch_size
+        Images in the running batch, at most.
+    settings
+        Settings of ``model.generate``.
+    typed
+        Names may come slowly, so that images that are there do not wait for others.
+
+    Yields
+    ------
+    OpenInput
+        One for each image, in order; one that cannot be read has a ``failure``.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong; raised before any image is read.
+    """
+    how: dict[str, Any] = {"batch_size": batch_size, "typed": typed, "ahead": IMAGES_AHEAD}
+    return finished(run_sources(model, ImageReader, sources, settings, most_open=batch_size + IMAGES_AHEAD, **how))
+
+
+def read_images(model: Model, images: Any, *, batch_size: int, settings: Mapping[str, Any]) -> list[Output]:
+    """Generate for images, as `Runner.read_images` documents."""
+    if isinstance(images, str | bytes) or not hasattr(images, "__iter__"):
+        raise InputError(f"images is {type(images).__name__}, expected a list of images; pass [image]")
+    model.require_images()
+    sources = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in images]
+    found = []
+    for index, done in enumerate(run_images(model, sources, batch_size=batch_size, settings=settings)):
+        if isinstance(done.failure, InputError):
+            raise InputError(f"image {index}: {done.failure}")
+        if done.failure is not None:
+            raise done.failure
+        found.append(done.output(model))
+    return found

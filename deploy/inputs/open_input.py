@@ -1,0 +1,141 @@
+"""An input between its reading and its result: one sample, or parts of which a few run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.inputs.output import Output, TextSegment, join, output_of
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import SearchResult
+
+__all__ = ["OpenInput", "PartedInput"]
+
+
+@dataclass(eq=False)
+class OpenInput:
+    """An input, and what it gave so far.
+
+    Attributes
+    ----------
+    result : InputResult
+    samples : list of Sample
+        The samples that were made so far: one, or the windows that a recording is cut into.
+    failure : ValueError or None
+        Why it cannot be run.
+    found : dict of int to SearchResult
+        Results by the numbers of the samples.
+    """
+
+    result: InputResult
+    samples: list[Sample]
+    failure: ValueError | None = None
+    found: dict[int, SearchResult] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """True if nothing of it is left to run."""
+        return self.failure is not None or len(self.found) == len(self.samples)
+
+    @property
+    def is_one_sample(self) -> bool:
+        """True if the tokens of the first sample are those of the result."""
+        return len(self.samples) == 1
+
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        """Take the result of a sample, and return samples to run after it."""
+        self.found[number] = result
+        return []
+
+    def new_segments(self, model: Model) -> list[TextSegment]:
+        """Make the segments that were found since the last call, in order. Raises BundleError."""
+        return []
+
+    def outputs(self, model: Model) -> list[Output]:
+        """Make the output of each sample: decode what was found. Raises BundleError."""
+        return [
+            output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
+        ]
+
+    def output(self, model: Model) -> Output:
+        """Make the output of what was found, with the windows joined. Raises BundleError."""
+        outputs = self.outputs(model)
+        return join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
+
+    def close(self) -> None:
+        """Free what further samples would be made of."""
+
+    def finish(self, model: Model) -> None:
+        """Set the result to the output, or to the reason why there is none."""
+        self.close()
+        if self.failure is None:
+            try:
+                self.result.set_output(self.output(model))
+            except BundleError as error:  # of the tokenizer
+                self.failure = error
+        if self.failure is not None:
+            self.result.error = str(self.failure)
+
+
+@dataclass(eq=False)
+class PartedInput(OpenInput):
+    """An input of several parts (pages, or parts of a recording), of which a few are read and run at a time.
+
+    Attributes
+    ----------
+    count : int
+        Its parts.
+    parts : iterator of Sample
+        Makes the sample of each part when it is wanted. Raises InputError.
+    free : function
+        Frees what they are made of.
+    paged : bool
+        The output shows each part as a page.
+    """
+
+    count: int = 0
+    parts: Iterator[Sample] = field(default_factory=lambda: iter(()))
+    free: Callable[[], object] = lambda: None
+    paged: bool = False
+
+    def begin(self, together: int) -> PartedInput:
+        """Make the samples of the first parts, ``together`` of them at most. Raises InputError."""
+        self.samples.extend(islice(self.parts, together))
+        return self
+
+    @property
+    def done(self) -> bool:
+        return self.failure is not None or len(self.found) == self.count
+
+    @property
+    def is_one_sample(self) -> bool:
+        return self.count == 1
+
+    def take(self, number: int, result: SearchResult) -> list[Sample]:
+        super().take(number, result)
+        place = next(place for place, sample in enumerate(self.samples) if sample.number == number)
+        done = self.samples[place]
+        self.samples[place] = replace(done, source=done.source[:0].copy())  # its features are not needed any more
+        if self.failure is not None:
+            return []
+        try:
+            more = list(islice(self.parts, 1))
+        except InputError as error:
+            self.failure = error
+            return []
+        self.samples += more
+        return more
+
+    def output(self, model: Model) -> Output:
+        if not self.paged:
+            return super().output(model)
+        pages = self.outputs(model)
+        return replace(join(pages), pages=pages)
+
+    def close(self) -> None:
+        self.parts = iter(())
+        self.free()

@@ -1,0 +1,173 @@
+"""Whole recordings: a speech model that takes recordings of any length, each of which is one sample.
+
+Padding changes what these encoders make of a recording, in transformers too, so recordings of different lengths are
+encoded one by one, and decoded together.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.audio_files import Source, sound_blocks
+from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import finished
+from tightbeam.deploy.inputs.sources import SourceReader, run_sources
+from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.scheduling.sample import Sample
+
+__all__ = ["RecordingReader", "run_recordings"]
+
+FILES_AHEAD = 4
+"""Recordings that are read and wait."""
+
+
+class RecordingReader(SourceReader):
+    """The reader of a speech model that takes whole recordings.
+
+    Parameters
+    ----------
+    model
+        Such a model.
+    settings
+        Settings of ``model.generate``.
+    numbers
+        Numbers of the samples.
+    most_s
+        Seconds of a recording, at most.
+    together
+        Parts of one recording that have features at a time, at most.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Mapping[str, Any],
+        *,
+        numbers: Iterator[int] | None = None,
+        most_s: float = math.inf,
+        together: int = 4,
+    ) -> None:
+        assert model.recordings is not None
+        super().__init__(model.settings.options(**settings).without_source_tokens("a recording"), numbers)
+        self._model, self._settings, self._recordings = model, settings, model.recordings
+        self._most_s, self._together = most_s, together
+
+    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+        recordings = self._recordings
+        blocks = sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
+        samples = _StoredSamples(blocks, in_memory=recordings.longest)
+        result.seconds = samples.count / recordings.sampling_rate_hz
+        with _named(result.source):
+            parts = recordings.parts(samples.count)
+            made = self._made(result, samples, parts)
+            opened = PartedInput(result, [], count=len(parts), parts=made, free=samples.close).begin(self._together)
+        if len(parts) > 1:
+            result.returned = 1
+            longest = recordings.longest / recordings.sampling_rate_hz
+            result.notes.append(
+                f"it is cut into {len(parts)} parts, since the model takes {longest:.0f} s; words at a cut may be lost"
+            )
+        return opened
+
+    def _made(self, result: InputResult, samples: _StoredSamples, parts: Iterable[slice]) -> Iterator[Sample]:
+        """Make the samples of the parts of a recording, each when it is wanted. Raises InputError."""
+        for part in parts:
+            with _named(result.source):
+                features = self._recordings.features(samples.read(part))
+            yield self._model.sample_of_recording(next(self.numbers), features, self._settings)
+
+
+@contextmanager
+def _named(source: str | None) -> Iterator[None]:
+    """Name the file in errors about a recording."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}" if source else str(error)) from None
+
+
+class _StoredSamples:
+    """The samples of a recording, on disk where there are many.
+
+    Parameters
+    ----------
+    blocks : iterable of float32 arrays [n]
+        Consecutive samples.
+    in_memory : int
+        The most samples that are kept in memory.
+
+    Attributes
+    ----------
+    count : int
+        Their number.
+    close : function
+        Frees them.
+    """
+
+    def __init__(self, blocks: Iterable[Array], in_memory: int) -> None:
+        self._file = tempfile.SpooledTemporaryFile(4 * in_memory)  # noqa: SIM115  # closed with the recording
+        self.close = weakref.finalize(self, self._file.close)
+        self.count = 0
+        for block in blocks:
+            self._file.write(block.astype(np.float32, copy=False).tobytes())
+            self.count += len(block)
+
+    def read(self, part: slice) -> npt.NDArray[np.float32]:
+        """Read consecutive samples float32 [n]."""
+        self._file.seek(4 * part.start)
+        return np.frombuffer(self._file.read(4 * (part.stop - part.start)), np.float32)
+
+
+def run_recordings(
+    model: Model,
+    sources: Iterable[Source | FileLine],
+    *,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    typed: bool = False,
+) -> Iterator[OpenInput]:
+    """Generate for whole recordings. Several run together, while the next ones are read.
+
+    Parameters
+    ----------
+    model
+        A speech model that takes whole recordings.
+    sources
+        Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
+    batch_size
+        Recordings in the running batch, at most.
+    settings
+        Settings of ``model.generate``.
+    typed
+        Names may come slowly, so that files that are there do not wait for others.
+
+    Yields
+    ------
+    OpenInput
+        One for each recording, in order; one that cannot be transcribed has a ``failure``.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong; raised before anything is read.
+    """
+    make = partial(RecordingReader, together=batch_size)
+    return finished(run_sources(model, make, sources, settings, batch_size=batch_size, typed=typed, ahead=FILES_AHEAD))

@@ -1,0 +1,158 @@
+"""The loop that runs inputs: read ahead in one thread, run in another, their results in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tightbeam.deploy.errors import BundleError, DeviceError
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.output import TextSegment
+from tightbeam.deploy.inputs.read_ahead import CAPACITY, ReadAhead
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.scheduling.events import NullEvents
+from tightbeam.deploy.scheduling.queue import WINDOW
+from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
+
+__all__ = ["FoundSegments", "finished", "run_inputs"]
+
+MOST_OPEN = 1024
+"""Inputs that are read and have no result yet, or one that waits for that of an earlier input."""
+PATIENCE_S = 0.02
+"""Time for a typed line to come, while others run."""
+
+
+@dataclass(frozen=True)
+class FoundSegments:
+    """Segments of a recording that is not finished, and its result, which is not there yet."""
+
+    result: InputResult
+    segments: list[TextSegment]
+
+
+def run_inputs(
+    model: Model,
+    inputs: Iterable[OpenInput],
+    *,
+    max_rows: int,
+    typed: bool = False,
+    ahead: int = CAPACITY,
+    most_open: int = MOST_OPEN,
+) -> Iterator[OpenInput | FoundSegments]:
+    """Run inputs. Each of three threads is a bounded queue ahead of the next one, so that a slow caller slows them.
+
+    Parameters
+    ----------
+    model
+        The loaded model.
+    inputs
+        The inputs, made in a thread of their own. Samples have ascending numbers.
+    max_rows
+        Rows that run together, at most; no sample has more beams.
+    typed
+        Inputs may come slowly, so that those that are there do not wait for others.
+    ahead
+        Inputs that are read ahead, at most.
+    most_open
+        Inputs that run, or whose results wait for that of an earlier one, at most.
+
+    Yields
+    ------
+    OpenInput or FoundSegments
+        Every input, finished, in their order. The segments of a recording come as they are found, behind all that
+        belongs to the inputs before it.
+    """
+    read = ReadAhead(inputs, ahead)
+    scheduler = model.scheduler(max_rows, _StopBeforeEncoding(read))
+    done = ReadAhead(_run(scheduler, read, model, typed=typed, most_open=most_open), joined=True)
+    with done, read:
+        while (item := done.get()) is not None:
+            if isinstance(item, OpenInput):
+                item.finish(model)
+            yield item
+
+
+def finished(items: Iterable[OpenInput | FoundSegments]) -> Iterator[OpenInput]:
+    """The finished inputs among what `run_inputs` yields."""
+    for item in items:
+        if isinstance(item, OpenInput):
+            yield item
+
+
+class _Stopped(BaseException):
+    """The caller wants no more results. It is not an `Exception`, which a scheduler would take for a sample's."""
+
+
+class _StopBeforeEncoding(NullEvents):
+    """Events that end a turn once the inputs are closed: a turn that fills an empty batch may take seconds."""
+
+    def __init__(self, read: ReadAhead[OpenInput]) -> None:
+        self._read = read
+
+    def on_started(self, samples: Sequence[int]) -> None:
+        if self._read.closed:
+            raise _Stopped
+
+
+def _run(
+    scheduler: Scheduler, read: ReadAhead[OpenInput], model: Model, *, typed: bool, most_open: int
+) -> Iterator[OpenInput | FoundSegments]:
+    """Run inputs as they come, and yield them in their order, each behind its segments."""
+    inputs: dict[int, OpenInput] = {}  # by line number, in order
+    owners: dict[int, OpenInput] = {}  # by sample number
+    try:
+        while not read.closed:
+            while scheduler.waiting <= WINDOW and len(inputs) < most_open:
+                each = read.get(PATIENCE_S if typed and not scheduler.wants_more else None)
+                if each is None:
+                    break
+                inputs[each.result.number] = each
+                for sample in each.samples:
+                    owners[sample.number] = each
+                    scheduler.add(sample)
+                if each.done and len(inputs) == 1:  # nothing before it to wait for
+                    break
+            if scheduler.active:
+                _turn(scheduler, owners)
+            for number in list(inputs):
+                if segments := _new_segments(inputs[number], model):
+                    yield FoundSegments(inputs[number].result, segments)
+                if not inputs[number].done:
+                    break
+                yield inputs.pop(number)
+            if not inputs and read.ended:
+                return
+    except _Stopped:
+        return
+    finally:
+        scheduler.close()
+        for each in inputs.values():
+            each.close()
+
+
+def _new_segments(each: OpenInput, model: Model) -> list[TextSegment]:
+    """The segments that were found since the last call; none of an input that has failed."""
+    try:
+        return [] if each.failure is not None else each.new_segments(model)
+    except BundleError:  # of the tokenizer, which is raised again for the whole input
+        return []
+
+
+def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:
+    """Take one turn, and give the owners of samples what these gave."""
+    for ended in scheduler.turn():
+        owner = owners.pop(ended.number, None)
+        if owner is None:  # another sample of the same input has failed
+            continue
+        if not isinstance(ended, FailedSample):
+            for sample in owner.take(ended.number, ended.result):
+                owners[sample.number] = owner
+                scheduler.add(sample)
+        elif isinstance(ended.error, DeviceError) or not isinstance(ended.error, BundleError):
+            raise ended.error  # every other sample would fail too
+        else:
+            owner.failure = ended.error
+            for sample in owner.samples:
+                if owners.pop(sample.number, None) is not None:
+                    scheduler.cancel(sample.number)

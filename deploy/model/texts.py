@@ -1,0 +1,201 @@
+"""Texts and token ids of a loaded model: encoded, decoded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.translation import from_language
+from tightbeam.deploy.model.settings import ModelSettings
+from tightbeam.deploy.text.rows import ragged_rows
+from tightbeam.deploy.text.token_ids import check_batch, check_ids, longest_source
+from tightbeam.deploy.text.tokenizer import TextCodec
+
+__all__ = ["Texts"]
+
+
+class Texts:
+    """Texts and token ids of a loaded model.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    settings : ModelSettings
+        Says how many tokens a prompt leaves room for.
+    codec : TextCodec or None
+        The tokenizer; None for a bundle without one.
+    """
+
+    def __init__(self, bundle: Bundle, settings: ModelSettings, codec: TextCodec | None) -> None:
+        self._bundle, self._settings, self._codec = bundle, settings, codec
+        self._about, self._sizes = bundle.manifest, bundle.manifest.sizes
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True for a bundle with a tokenizer."""
+        return self._codec is not None
+
+    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+        """Tokenize a source text.
+
+        Parameters
+        ----------
+        text : str
+            The source, or the prompt of a decoder-only model.
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
+            positions as ``settings`` make new tokens.
+        **settings
+            Arguments of ``model.generate``; they matter to prompts, and ``source_language`` to a translator.
+
+        Returns
+        -------
+        tokens : list of int
+        cut : int
+            Tokens of the text that were cut off; 0 where it fits.
+
+        Raises
+        ------
+        InputError
+            The text cannot be run.
+        """
+        if not isinstance(text, str):
+            raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
+        if self._about.speech:
+            raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
+        if self._about.image:
+            raise InputError("this model reads images; pass them instead of text (Runner.read_images)")
+        codec = self.require_tokenizer()
+        if not text.strip():
+            raise InputError("empty text; expected at least one word")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError("text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
+        ids = codec.encode(text)
+        limit, vocabulary = self._sizes.max_source, self._sizes.source_vocabulary
+        if truncate and self._sizes.decoder_only:
+            limit = max(1, min(limit, self._longest_prompt(settings)))
+        length = len(ids)
+        if length > limit and not truncate:
+            raise InputError(
+                f"text of {length} tokens is longer than {longest_source(self._sizes)}; shorten it, or cut it "
+                "with --truncate (truncate=True)"
+            )
+        ids = codec.truncate(text, limit) if length > limit else ids
+        ids = from_language(ids, self._about.generation, settings)
+        if not ids:
+            raise InputError("the tokenizer makes no token of this text; expected at least one word of its vocabulary")
+        if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
+            raise InputError(
+                f"the tokenizer makes token {max(ids)} of this text, outside the model's vocabulary of {vocabulary}; "
+                "remove the special token from the text"
+            )
+        return ids, length - len(ids)
+
+    def check_ids(self, tokens: Sequence[int]) -> None:
+        """Check token ids as one source.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            The source, or the prompt of a decoder-only model.
+
+        Raises
+        ------
+        InputError
+            There are none, too many, or one outside the vocabulary.
+        """
+        check_ids(tokens, self._sizes)
+
+    def rows(self, input_ids: Any, attention_mask: Any, options: GenerationOptions) -> list[tuple[Ints, Ints]]:
+        """Read token ids as `Runner.generate` takes them.
+
+        Parameters
+        ----------
+        input_ids : integers [B, N], or sequence of B sequences of int
+        attention_mask : integers [B, N] or None
+        options : GenerationOptions
+            The settings, for the pad token.
+
+        Returns
+        -------
+        list of (int64 [N], int64 [N])
+            The ids and the mask of each row. Rows of different lengths are not padded.
+
+        Raises
+        ------
+        InputError
+            The ids or the mask have a wrong shape, type or value.
+        """
+        ragged = ragged_rows(input_ids)
+        if ragged is None:
+            ids, mask = check_batch(input_ids, attention_mask, options, self._sizes)
+            return list(zip(ids, mask, strict=True))
+        if attention_mask is not None:
+            raise InputError("attention_mask is for rows of one length; leave it out, rows are not padded here")
+        found = []
+        for index, row in enumerate(ragged):
+            try:
+                self.check_ids(row)
+            except InputError as error:
+                raise InputError(f"row {index} of input_ids: {error}") from None
+            ids, mask = check_batch([row], None, options, self._sizes)
+            found.append((ids[0], mask[0]))
+        return found
+
+    def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
+        """Length of the longest prompt that leaves the positions for the new tokens of ``settings``; for one new token
+        where ``settings`` limit the whole row."""
+        options = self._settings.options_for(1, settings)
+        if options.limited_by == "max_length":
+            return options.max_length - 1
+        return self._sizes.max_target - options.max_length + 1
+
+    def decode(self, sequence: Array | Sequence[int]) -> str:
+        """Make text of one generated sequence.
+
+        Parameters
+        ----------
+        sequence : integers [T]
+            A row of ``SearchResult.sequences``; special tokens are left out.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        InputError
+            The bundle has no tokenizer, or ``sequence`` holds something else than token ids.
+        """
+        codec = self.require_tokenizer()
+        try:
+            tokens = [int(token) for token in sequence]
+        except (TypeError, ValueError):
+            raise InputError("sequence is no row of token ids, expected integers [T]; pass one row at a time") from None
+        return codec.decode(tokens)
+
+    def require_tokenizer(self) -> TextCodec:
+        """Return the tokenizer.
+
+        Returns
+        -------
+        TextCodec
+
+        Raises
+        ------
+        InputError
+            The bundle has none.
+        """
+        if self._codec is None:
+            raise InputError(
+                f"bundle {self._bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "
+                "(Runner.generate, or --ids)"
+            )
+        return self._codec
