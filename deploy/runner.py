@@ -271,8 +271,14 @@ class Runner(SpeechRunner, ImageRunner):
 
         Parameters
         ----------
-        texts, truncate, batch_size, **settings
-            Arguments of `generate_text`; with ``return_token_scores`` and ``return_alternatives``, too.
+        texts : sequence of str
+            Sources of an encoder-decoder model, or prompts of a decoder-only model.
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise.
+        batch_size : int
+            Texts run together, at most.
+        **settings
+            Arguments of ``model.generate``, with ``return_token_scores`` and ``return_alternatives``, too.
 
         Returns
         -------
