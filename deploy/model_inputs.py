@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import Fix, GenerationError, InputError, PerFrontEnd
+from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model_settings import ModelSettings
 from tightbeam.deploy.padding import left_pad, right_pad
@@ -65,10 +65,9 @@ class ModelInputs(ModelSettings):
             limit = max(1, min(limit, self._longest_prompt(settings)))
         length = len(ids)
         if length > limit and not truncate:
-            raise InputError(
-                f"text of {length} tokens is longer than {longest_source(self.manifest.sizes)}; shorten it, or cut it "
-                "with --truncate (truncate=True)"
-            )
+            problem = f"text of {length} tokens is longer than {longest_source(self.manifest.sizes)}"
+            truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
+            raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
         ids = codec.truncate(text, limit) if length > limit else ids
         ids = from_language(ids, self.manifest.generation, settings)
         if not ids:
@@ -141,10 +140,9 @@ class ModelInputs(ModelSettings):
             The bundle has none.
         """
         if self._codec is None:
-            raise InputError(
-                f"bundle {self.bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "
-                "(Runner.generate, or --ids)"
-            )
+            problem = f"bundle {self.bundle.path} has no tokenizer, since its checkpoint has none"
+            where = PerFrontEnd(" (Runner.generate, or --ids)", " (--ids)", "")
+            raise InputError(problem, fix=Fix("pass token ids{}", where))
         return self._codec
 
     def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:

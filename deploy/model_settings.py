@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from tightbeam.deploy.audio.extractors import recordings_of
@@ -11,11 +12,11 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
-from tightbeam.deploy.generation.given import Layer, caller_layers, merged, settings_of
+from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.layers import Layer, caller_layers, merged, settings_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
-from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.generation.scoring import TIMES
+from tightbeam.deploy.generation.resolve import ResolvedSettings, resolve_settings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.image.processors import read_processor
 from tightbeam.deploy.runtimes.base import Runtime
@@ -23,6 +24,9 @@ from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_id
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
+
+RESOLVED = 128
+"""Settings that stay resolved: those of all lines, and those of the latest lines and requests with their own."""
 
 
 class ModelSettings:
@@ -41,6 +45,7 @@ class ModelSettings:
         self.bundle = bundle
         self._runtime = runtime
         self._codec = codec
+        self._resolved = lru_cache(RESOLVED)(self._resolve)
         speech = bundle.manifest.speech
         windows = bundle.manifest.has_windows
         self.log_mel = LogMel.read(bundle.file(speech)) if speech and windows else None
@@ -119,15 +124,7 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model and prompt.
         """
-        return self._checked(
-            options_for(
-                self.manifest.generation,
-                self._with_token_ids(settings),
-                self.manifest.sizes,
-                speech=self.has_windows,
-                prompt_length=prompt_length,
-            )
-        )
+        return self._checked(self._resolved(caller_layers(settings)).for_prompt(prompt_length))
 
     def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
         """Resolve settings for one window of a recording.
@@ -148,8 +145,12 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or window.
         """
-        about, given = self.manifest, self._with_token_ids(settings)
-        return self._checked(options_for(about.generation, given, about.sizes, speech=True, window=window))
+        return self._checked(self._resolved(caller_layers(settings)).for_window(window))
+
+    def _resolve(self, given: tuple[Layer, ...]) -> ResolvedSettings:
+        """Resolve the settings of a caller. Raises GenerationError."""
+        about, settings = self.manifest, self._with_token_ids(settings_of(given))
+        return resolve_settings(about.generation, settings, about.sizes, speech=self.has_windows)
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
@@ -181,9 +182,9 @@ class ModelSettings:
         if options.aligned and (obstacle := self._runtime.alignment_obstacle):
             raise GenerationError(f"{TIMES}=True cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
-            raise GenerationError(
-                f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"
-            )
+            reason, _, renewal = obstacle.partition("; ")
+            problem = f"{options.needs_logits} needs all scores of a step, which {reason}"
+            raise GenerationError(problem, fix=options.without_logits.after(f"{renewal} "))
         return options
 
     def _without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tightbeam.deploy.audio.alignment import check_frames, with_times
 from tightbeam.deploy.audio.files import as_samples
 from tightbeam.deploy.batches import Batches, check_batch_size, check_texts_alone
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.scoring import TIMES
+from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.text.input_result import InputResult

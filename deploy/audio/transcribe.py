@@ -150,7 +150,7 @@ class _Recordings(OpenInput):
             part.take(result)
             self.on_heard(part.heard_s - before)
         except GenerationError as error:  # a prompt that leaves no positions
-            self.failure = InputError(str(error))
+            self.failure = error
             return []
         return self._add(part)
 

@@ -21,7 +21,7 @@ from support.commands import MODULE, SHORT, Command, caller, process
 from tightbeam.deploy import Runner
 from tightbeam.deploy.command import run_model
 from tightbeam.deploy.generation.fields import SPEECH_ONLY
-from tightbeam.deploy.generation.given import caller_layers, merged
+from tightbeam.deploy.generation.layers import caller_layers, merged
 
 ROOT = Path(__file__).resolve().parents[2]
 

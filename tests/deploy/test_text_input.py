@@ -18,7 +18,6 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
-from tightbeam.deploy.generation.fixes import with_fields
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
@@ -326,21 +325,6 @@ def test_an_error_names_the_source_of_its_setting(
     lines = as_lines({"text": "a town", "num_beams": 4}, {"text": "a town", **own})
     good, bad = run_text_input(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
     assert good.error is None and bad.error is not None and bad.error.startswith(error)
-
-
-@pytest.mark.parametrize(
-    ("fix", "expected"),
-    [
-        ("pass several, such as temperature=(0.0, 0.2)", 'pass several, such as "temperature": [0.0, 0.2]'),
-        ("pass 'first-segment' or None", 'pass "first-segment" or null'),
-        ("pass do_sample=True, num_beams=1 too", 'pass "do_sample": true, "num_beams": 1 too'),
-        ("shorten it, or cut it with --truncate (truncate=True)", 'shorten it, or cut it with "truncate": true'),
-        ("pass token ids (Runner.generate, or --ids)", "pass token ids"),
-    ],
-)
-def test_a_fix_is_written_as_fields(fix: str, expected: str) -> None:
-    assert with_fields(f"seed='a' is wrong; {fix}") == f"seed='a' is wrong; {expected}"
-    assert with_fields("num_beams=True is wrong") == "num_beams=True is wrong"
 
 
 def test_a_limit_of_a_line_overrides_that_of_a_config(runner: Runner) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tightbeam.deploy.arrays import Ints
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError
-from tightbeam.deploy.generation.fixes import with_fields
+from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
@@ -157,7 +156,7 @@ class RunningRequests:
 
     def _refuse(self, number: int, error: Exception) -> None:
         if isinstance(error, BundleError | InputError | GenerationError):
-            message = with_fields(str(error))
+            message = message_for(JSON, error)
         else:
             traceback.print_exception(error)
             message = f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam"

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlone, MadeUpRuntime, options_of
+from support.options import resolve_options
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import ExecutionError
-from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.groups import GroupScheduler
@@ -87,8 +86,9 @@ def test_each_sample_gets_what_it_gets_alone(
         given["num_return_sequences"] = min(given["num_beams"], given.get("num_return_sequences", 1))
         if decoder_only:
             given["max_length"] += len(tokens)
-        options = resolve_layers(
-            layers(DEFAULTS, given),
+        options = resolve_options(
+            DEFAULTS,
+            given,
             vocab_size=VOCABULARY,
             max_positions=40,
             prompt_length=len(tokens) if decoder_only else None,
