@@ -18,7 +18,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
 
 __all__ = ["Workload", "cache_bytes", "facts_of", "report_of", "workload_of"]
@@ -257,7 +257,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
 
 
 def _options(manifest: Manifest) -> GenerationOptions:
-    return options_for(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows)
+    return resolve_settings(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows).for_prompt(1)
 
 
 def _kind(manifest: Manifest) -> str:

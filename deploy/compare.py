@@ -23,7 +23,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.prompt import Prompt, first_length
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, Decoding, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -211,13 +211,13 @@ def _begin(
     prompt = sources.prompt
     P = first_length(prompt)
     settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
-    options = options_for(
+    resolved = resolve_settings(
         {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
         settings,
         bundle.manifest.sizes,
         speech=False,
-        prompt_length=P,
     )
+    options = resolved.for_prompt(P)
     decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
     stepper = BeamStepper(decoding, options)
     for sample in range(len(sources.source)):

@@ -1,8 +1,9 @@
 """Errors of deploy, each with a one-line message: what was wrong, what was expected, the fix.
 
 ValueError
-  InputError                 an input that cannot be run
-  GenerationError            a setting that is unknown, not supported, or impossible
+  CallerError                something that the caller gave
+    InputError               an input that cannot be run
+    GenerationError          a setting that is unknown, not supported, or impossible
   BundleError                a bundle, its files, or what runs it
     EngineFileError          a TensorRT engine file is missing, damaged, or built for something else
     RuntimeSetupError        a runtime, or a library that it needs, is missing or cannot be loaded
@@ -16,19 +17,34 @@ UserWarning
 
 from __future__ import annotations
 
+import json
+import reprlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
+
 __all__ = [
+    "JSON",
     "NO_NAME",
+    "PYTHON",
     "BundleError",
+    "CallerError",
+    "Constant",
     "DeviceError",
     "EngineFileError",
     "ExecutionError",
+    "Fix",
+    "FrontEnd",
     "GenerationError",
     "InputError",
     "NoEffectWarning",
     "NonFiniteError",
+    "PerFrontEnd",
     "RuntimeSetupError",
+    "Setting",
     "first_line",
     "is_panic",
+    "message_for",
     "open_fault",
 ]
 
@@ -36,12 +52,151 @@ NO_NAME = "no file is named"
 """Fault of an empty name of a file."""
 
 
-class InputError(ValueError):
-    """An input that cannot be run; the message says what was wrong, what was expected, and the fix."""
+@dataclass(frozen=True)
+class Setting:
+    """A setting with a value, in the fix of an error: ``num_beams=4`` in Python."""
+
+    name: str
+    value: Any
 
 
-class GenerationError(ValueError):
-    """A setting that is unknown, not supported, or impossible; one line with the field, its source and the fix."""
+@dataclass(frozen=True)
+class Constant:
+    """A value of a setting, in the fix of an error: ``True`` in Python, ``true`` in JSON."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class PerFrontEnd:
+    """Words of a fix that differ between the front ends."""
+
+    python: str
+    command_line: str
+    json: str
+
+
+Part: TypeAlias = Setting | Constant | PerFrontEnd
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """A place where a caller gives settings, and how they are written there.
+
+    Attributes
+    ----------
+    name : "python", "command line" or "json"
+        JSON is that of a line or a request.
+    options : collection of str
+        The settings that are options of the command line; others are written as in Python.
+    """
+
+    name: Literal["python", "command line", "json"]
+    options: Collection[str] = ()
+
+    def write(self, part: Part) -> str:
+        """Write a part of a fix."""
+        if isinstance(part, PerFrontEnd):
+            return {"python": part.python, "command line": part.command_line, "json": part.json}[self.name]
+        if isinstance(part, Constant):
+            return json.dumps(part.value) if self.name == "json" else repr(part.value)
+        if self.name == "json":
+            return f'"{part.name}": {json.dumps(part.value)}'
+        if part.name not in self.options:
+            return f"{part.name}={part.value!r}"
+        option = part.name.replace("_", "-")
+        if isinstance(part.value, bool):
+            return f"--{option}" if part.value else f"--no-{option}"
+        several = isinstance(part.value, list | tuple)
+        return f"--{option} {','.join(map(str, part.value)) if several else part.value}"
+
+
+PYTHON, JSON = FrontEnd("python"), FrontEnd("json")
+
+
+class Fix:
+    """The fix of an error: a text with ``{}`` in the place of each part that a front end writes.
+
+    Examples
+    --------
+    >>> fix = Fix("pass {}, or leave it out", Setting("do_sample", True))
+    >>> fix.written_for(PYTHON), fix.written_for(JSON)
+    ('pass do_sample=True, or leave it out', 'pass "do_sample": true, or leave it out')
+    """
+
+    def __init__(self, text: str, *parts: Part) -> None:
+        self.text, self.parts = text, parts
+
+    def written_for(self, front_end: FrontEnd) -> str:
+        """Write the fix for a front end."""
+        return self.text.format(*map(front_end.write, self.parts))
+
+    def after(self, words: str) -> Fix:
+        """Return this fix with words before it."""
+        return Fix(words.replace("{", "{{").replace("}", "}}") + self.text, *self.parts)
+
+
+class CallerError(ValueError):
+    """An error in what a caller gave. Its text is that for Python; `message_for` writes it for any front end.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong: the whole message without a ``field``, else what follows the field, its value and source. By
+        default the field "is not" what was expected.
+    field : str
+        The setting that is wrong; empty for none.
+    value : object
+        Its value.
+    source : str
+        The place that the value is from, such as "the call"; empty if it is unknown.
+    expected : str
+        The values that the setting may have, such as "an integer of at least 1".
+    fix : Fix or str
+        What the caller can do; a str is the same for every front end. Empty if ``problem`` holds it.
+    """
+
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        field: str = "",
+        value: object = None,
+        source: str = "",
+        expected: str = "",
+        fix: Fix | str = "",
+    ) -> None:
+        self.problem, self.field, self.value, self.source = problem or f"is not {expected}", field, value, source
+        self.expected, self.fix, self.place = expected, fix, ""
+        super().__init__(self.written_for(PYTHON))
+
+    def written_for(self, front_end: FrontEnd) -> str:
+        """Write the message, with its fix as this front end takes it."""
+        source = f" (from {self.source})" if self.source else ""
+        subject = f"{self.field}={reprlib.repr(self.value)}{source} " if self.field else ""
+        fix = self.fix.written_for(front_end) if isinstance(self.fix, Fix) else self.fix
+        return f"{self.place}{subject}{self.problem}{f'; {fix}' if fix else ''}"
+
+    def at(self, place: str) -> Self:
+        """Return the same error with its place before the message, such as "row 1"."""
+        own = {name: getattr(self, name) for name in ("field", "value", "source", "expected", "fix")}
+        moved = type(self)(self.problem, **own)
+        moved.place = f"{place}: {self.place}"
+        moved.args = (moved.written_for(PYTHON),)
+        return moved
+
+
+class InputError(CallerError):
+    """An input that cannot be run."""
+
+
+class GenerationError(CallerError):
+    """A setting that is unknown, not supported, or impossible."""
+
+
+def message_for(front_end: FrontEnd, error: Exception) -> str:
+    """Return the message of an error as a front end shows it."""
+    return error.written_for(front_end) if isinstance(error, CallerError) else str(error)
 
 
 class NoEffectWarning(UserWarning):

@@ -37,8 +37,8 @@ from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.scoring import TIMES
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.processors import AnyProcessor, check_pixels
 from tightbeam.deploy.inputs.images import read_images
@@ -396,8 +396,14 @@ class Runner:
 
         Parameters
         ----------
-        texts, truncate, batch_size, **settings
-            Arguments of `generate_text`; with ``return_token_scores`` and ``return_alternatives``, too.
+        texts : sequence of str
+            Sources of an encoder-decoder model, or prompts of a decoder-only model.
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise.
+        batch_size : int
+            Texts run together, at most.
+        **settings
+            Arguments of ``model.generate``, with ``return_token_scores`` and ``return_alternatives``, too.
 
         Returns
         -------

@@ -17,7 +17,7 @@ from support.options import resolve_options
 from tightbeam.deploy.bundle import engine_files, manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation import fields, whisper
+from tightbeam.deploy.generation import fields
 from tightbeam.deploy.runtimes.base import CANDIDATE_OUTPUTS, ENCODER_INPUTS, SMALL_INPUTS
 from tightbeam.deploy.serving.protocol import tensors
 from tightbeam.export.families.refused import REFUSED
@@ -86,7 +86,7 @@ def test_settings_page_has_every_setting() -> None:
     translators = section(page("settings"), "### Translators of many languages")
     assert set(first_column(translators)) == fields.TRANSLATION_ONLY
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY | {"temperature"}
-    for name in whisper.UNSUPPORTED:
+    for name in fields.fields_of(fields.Model.TEXT).keys() - fields.fields_of(fields.Model.WHISPER).keys():
         assert f"`{name}`" in section(page("settings"), "### Whisper")
     made = with_tables(page("settings"))
     for table in (fields.DORMANT, fields.UNSUPPORTED, fields.INERT):

@@ -11,7 +11,7 @@ import typer
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, counted, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.inputs.lines import parse_ids
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.deploy.tries.build import build_trie
@@ -88,7 +88,8 @@ def _end_token(bundle: Bundle, given: int | None) -> int:
     """The end token of entries. Raises InputError where there is none."""
     manifest = bundle.manifest
     chosen: dict[str, Any] = {} if given is None else {"eos_token_id": given}
-    options = options_for(manifest.generation, chosen, manifest.sizes, speech=manifest.has_windows)
+    resolved = resolve_settings(manifest.generation, chosen, manifest.sizes, speech=manifest.has_windows)
+    options = resolved.for_prompt(1)
     if not options.eos_token_ids:
         raise InputError("the checkpoint has no eos_token_id; pass --eos-token-id, or --open-ended for none")
     return options.eos_token_ids[0]

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from tightbeam.deploy.console import Version, command_line, drop_output, say
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError
-from tightbeam.deploy.generation.fixes import with_options
-from tightbeam.deploy.generation.given import COMMAND_LINE, GENERATION_CONFIG, with_source
+from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
+from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.ray.partition import FieldNames
 from tightbeam.deploy.ray.rows import RowSettings
@@ -470,7 +469,8 @@ def run_model(
                 )
             )
     except (BundleError, GenerationError, InputError) as error:
-        say(f"error: {with_options(str(error), given)}")
+        message = message_for(FrontEnd("command line", given), error)
+        say(f"error: {message}")
         code = 1
     except KeyboardInterrupt:
         say("error: interrupted; the results written so far are whole")

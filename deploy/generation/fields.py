@@ -1,61 +1,236 @@
-"""Fields of transformers' `GenerationConfig`: which are supported, and typed access to merged values.
+"""The generation settings: one table of those that are supported, and the fields of transformers that are not.
 
-Source: transformers 5.23 `GenerationConfig`. Every field of that class is in exactly one of the first five tables, so
-none is ignored silently.
+Source: transformers 5.23 `GenerationConfig`. Every field of that class is in exactly one of `FIELDS`, `INERT`,
+`DORMANT` and `UNSUPPORTED`, so none is ignored silently. A setting is added as one entry of `FIELDS`.
 """
 
 from __future__ import annotations
 
 import math
-import reprlib
-from collections.abc import Sequence
-from numbers import Integral, Real
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.given import Layer
-from tightbeam.deploy.generation.other_names import advice_on
-
-__all__ = [
-    "DORMANT",
-    "INERT",
-    "LIMITS",
-    "OWN",
-    "SAMPLING",
-    "SUPPORTED",
-    "UNSUPPORTED",
-    "Fields",
-    "GenerationError",
-    "is_number",
-]
-
-SUPPORTED = frozenset(
-    """encoder_no_repeat_ngram_size return_token_scores return_alternatives normalize_logits decoder_input_text
-    num_beam_groups diversity_penalty force_words_ids
-    num_beams num_return_sequences length_penalty early_stopping min_length min_new_tokens max_length max_new_tokens
-    no_repeat_ngram_size repetition_penalty forced_bos_token_id forced_eos_token_id eos_token_id pad_token_id
-    bos_token_id decoder_start_token_id bad_words_ids suppress_tokens begin_suppress_tokens do_sample
-    decoder_input_ids trie renormalize_logits""".split()
+from tightbeam.deploy.errors import Setting
+from tightbeam.deploy.generation.values import (
+    Anything,
+    Choice,
+    Flag,
+    ForcedWords,
+    Integer,
+    Number,
+    Prompt,
+    Temperatures,
+    TokenId,
+    TokenIds,
+    TokenSequences,
+    TokenTable,
+    TrieFile,
+    ValueType,
+    WhisperPromptIds,
 )
 
-SAMPLING: dict[str, tuple[object, ...]] = {
-    "temperature": (1.0,),
-    "top_k": (50, 0),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "typical_p": (1.0,),
-    "seed": (),
-}
-"""Fields that are supported with ``do_sample``, and their neutral values.
+__all__ = [
+    "ALL_SEGMENTS",
+    "DORMANT",
+    "FIELDS",
+    "FIRST_SEGMENT",
+    "INERT",
+    "LIMITS",
+    "SAMPLING",
+    "SPEECH_ONLY",
+    "SUPPORTED",
+    "TIMES",
+    "TRANSLATION_ONLY",
+    "UNSUPPORTED",
+    "WARPERS",
+    "Field",
+    "Model",
+    "fields_of",
+]
 
-Without it, a checkpoint or ``generation_config`` may have any value (many do); where somebody asks for one by name, any
-but a neutral one is an error. ``seed`` is the one that transformers does not have.
-"""
+TIMES = "return_token_timestamps"
+"""The setting of a speech model that asks for the times of its tokens."""
+LIMITS = ("max_new_tokens", "max_length")
+"""Settings that limit the length of a row. The first one that is set is used."""
+MOST_ALTERNATIVES = 1024
+"""Bound on the alternatives of a position."""
+FIRST_SEGMENT, ALL_SEGMENTS = "first-segment", "all-segments"
+FLOAT32 = np.finfo(np.float32)
+SHARE = Number(0.9, "a number from 0 to 1", (0, 1))
+ANY_NUMBER = (-math.inf, math.inf)
+SEED = Integer(0, (1 << 64) - 1)
 
-OWN = frozenset({"trie", "decoder_input_text", "return_token_scores", "return_alternatives", "normalize_logits"})
-"""Supported settings that no field of transformers' `GenerationConfig` is."""
+
+class Model(StrEnum):
+    """A kind of model by its settings, as errors name it."""
+
+    TEXT = "models of texts, of images and of whole recordings"
+    TRANSLATOR = "translators whose tokenizer has tokens of languages"
+    WHISPER = "Whisper"
+
+
+TEXT, TRANSLATOR, WHISPER = frozenset({Model.TEXT}), frozenset({Model.TRANSLATOR}), frozenset({Model.WHISPER})
+
+
+@dataclass(frozen=True)
+class Field:
+    """A generation setting.
+
+    Attributes
+    ----------
+    name : str
+        The name in transformers, and in `GenerationOptions` if the search takes the value as it is.
+    type : ValueType
+        The values that it may have.
+    default : object
+        The value, as the search takes it, of a setting that nobody gives; it asks for nothing.
+    models : frozenset of Model
+        The kinds of model that it is for.
+    ignored : tuple
+        Values that a kind of model without this setting accepts.
+    not_with : tuple of str
+        Settings that it does not go with, if they ask for something.
+    needs_sampling : bool
+        True for a setting that is read if tokens are drawn.
+    by_name : bool
+        True for a setting that a config has for other reasons: it counts if somebody asks for it by name.
+    keeps_checkpoint : bool
+        True if None in a call leaves the checkpoint's value; None unsets any other setting.
+    ours : bool
+        True for a setting that is not a field of transformers' `GenerationConfig`.
+    of_recording : bool
+        True for a setting that only a whole recording follows.
+    of_checkpoint : bool
+        True for a fact of the checkpoint, which callers leave alone.
+    """
+
+    name: str
+    type: ValueType
+    default: Any = None
+    models: frozenset[Model] = TEXT | WHISPER
+    ignored: tuple[Any, ...] = ()
+    not_with: tuple[str, ...] = ()
+    needs_sampling: bool = False
+    by_name: bool = False
+    keeps_checkpoint: bool = False
+    ours: bool = False
+    of_recording: bool = False
+    of_checkpoint: bool = False
+
+
+SCORES = ("return_token_scores", "return_alternatives")
+FIELDS: tuple[Field, ...] = (
+    # The search
+    Field("num_beams", Integer(1), 1, keeps_checkpoint=True),
+    Field("num_return_sequences", Integer(1), 1, TEXT, ignored=(1, None), keeps_checkpoint=True),
+    Field("do_sample", Flag(), False, TEXT, ignored=(False, None)),
+    Field("num_beam_groups", Integer(1), 1, TEXT, ignored=(1, None), not_with=("do_sample", *SCORES)),
+    Field("diversity_penalty", Number(1.0), 0.0),
+    Field(
+        "force_words_ids",
+        ForcedWords(),
+        (),
+        TEXT,
+        ignored=(None,),
+        not_with=("do_sample", "num_beam_groups", *SCORES),
+    ),
+    Field("length_penalty", Number(1.0), 1.0, keeps_checkpoint=True),
+    Field("early_stopping", Choice(True, False, "never"), False),
+    Field("trie", TrieFile(), not_with=("return_timestamps",), ours=True),
+    # Lengths
+    Field("max_new_tokens", Integer(1)),
+    Field("max_length", Integer(1), keeps_checkpoint=True),
+    Field("min_new_tokens", Integer(0)),
+    Field("min_length", Integer(0), 0),
+    # Processors of scores
+    Field("no_repeat_ngram_size", Integer(0), 0),
+    Field("encoder_no_repeat_ngram_size", Integer(0), 0),
+    Field(
+        "repetition_penalty",
+        Number(1.2, "a number above 0 in the range of float32", (float(FLOAT32.tiny), float(FLOAT32.max))),
+        1.0,
+    ),
+    Field("renormalize_logits", Flag(), False, not_with=("num_beam_groups", "force_words_ids")),
+    Field("bad_words_ids", TokenSequences(), ()),
+    Field("suppress_tokens", TokenIds(may_be_empty=True), ()),
+    Field("begin_suppress_tokens", TokenIds(may_be_empty=True), ()),
+    Field("forced_bos_token_id", TokenId()),
+    Field("forced_eos_token_id", TokenIds(may_be_one=True), ()),
+    # Special tokens, and the beginning of the output
+    Field("eos_token_id", TokenIds(may_be_one=True), ()),
+    Field("pad_token_id", TokenId()),
+    Field("bos_token_id", TokenId()),
+    Field("decoder_start_token_id", TokenId()),
+    Field("decoder_input_ids", TokenIds(), (), TEXT, ignored=(None,), ours=True),
+    Field("decoder_input_text", Anything(), None, TEXT, ignored=(None,), ours=True),
+    # Results
+    Field("return_token_scores", Flag(), False, ours=True),
+    Field("return_alternatives", Integer(0, MOST_ALTERNATIVES), 0, ours=True),
+    Field("normalize_logits", Flag(), ours=True),
+    # Sampling
+    Field(
+        "temperature",
+        Number(0.7, "a number above 0", (1e-30, 1e30), instead=Setting("do_sample", False)),
+        1.0,
+        TEXT,
+        ignored=(1.0,),
+        needs_sampling=True,
+    ),
+    Field("top_k", Integer(0), 50, ignored=(50, 0), needs_sampling=True),
+    Field("top_p", SHARE, 1.0, ignored=(1.0,), needs_sampling=True),
+    Field("min_p", SHARE, 0.0, ignored=(0.0,), needs_sampling=True),
+    Field(
+        "typical_p",
+        Number(0.9, "a number above 0, up to 1", (float(FLOAT32.tiny), 1)),
+        1.0,
+        ignored=(1.0,),
+        needs_sampling=True,
+    ),
+    Field("seed", SEED, None, TEXT, needs_sampling=True, ours=True),
+    # Translators of many languages
+    Field("source_language", Anything(), None, TRANSLATOR),
+    Field("target_language", Anything(), None, TRANSLATOR),
+    # Whisper
+    Field("language", Anything(), None, WHISPER),
+    Field("task", Anything(), None, WHISPER),
+    Field("return_timestamps", Flag(), False, WHISPER),
+    Field(TIMES, Flag(), False, WHISPER),
+    Field("prompt", Anything(), None, WHISPER, of_recording=True),
+    Field("prompt_ids", WhisperPromptIds(), (), WHISPER, of_recording=True),
+    Field("prompt_condition_type", Choice(FIRST_SEGMENT, ALL_SEGMENTS), FIRST_SEGMENT, WHISPER, of_recording=True),
+    Field("condition_on_prev_tokens", Flag(), False, WHISPER, of_recording=True),
+    Field("temperature", Temperatures(), (0.0,), WHISPER, by_name=True, of_recording=True),
+    Field("seed", SEED, None, WHISPER, by_name=True, of_recording=True),
+    Field("compression_ratio_threshold", Number(1.35, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
+    Field("logprob_threshold", Number(-1.0, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
+    Field("no_speech_threshold", Number(0.6, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
+    Field(
+        "silence_threshold_db",
+        Number(-45, "a number below 0, full scale", (-math.inf, -math.ulp(0))),
+        None,
+        WHISPER,
+        of_recording=True,
+    ),
+    Field(
+        "min_speech_s", Number(0.1, "a number of seconds, 0 or more", (0, math.inf)), None, WHISPER, of_recording=True
+    ),
+    # Facts of a Whisper checkpoint
+    Field("is_multilingual", Anything(), None, WHISPER, of_checkpoint=True),
+    Field("lang_to_id", TokenTable(), {}, WHISPER, of_checkpoint=True),
+    Field("task_to_id", TokenTable(), {}, WHISPER, of_checkpoint=True),
+    Field("no_timestamps_token_id", TokenId(), None, WHISPER, of_checkpoint=True),
+    Field("max_initial_timestamp_index", Integer(0), None, WHISPER, of_checkpoint=True),
+    Field("forced_decoder_ids", Prompt(), (), WHISPER, of_checkpoint=True),
+    Field("prev_sot_token_id", Anything(), None, WHISPER, of_checkpoint=True),
+    Field("alignment_heads", Anything(), None, WHISPER, of_checkpoint=True),
+    Field("median_filter_width", Anything(), None, WHISPER, of_checkpoint=True),
+    Field("return_segments", Anything(), None, WHISPER, of_checkpoint=True),
+)
+"""Every supported setting. Two entries with one name are for different kinds of model."""
 
 INERT = frozenset(
     """use_cache cache_config max_cache_len prefill_chunk_size compile_config disable_compile continuous_batching_config
@@ -79,8 +254,8 @@ DORMANT: dict[str, tuple[object, ...]] = {
 }
 """Unsupported fields that transformers reads only while sampling or with an assistant model, and their neutral values.
 
-A checkpoint or ``generation_config`` may have any value (some do); where somebody asks for one by name, any but a
-neutral one is an error. Those of `WARPERS` are an error wherever they come from where something is sampled.
+A checkpoint or ``generation_config`` may have any value (some do); if somebody asks for one by name, any but a neutral
+one is an error. `WARPERS` are an error wherever they come from if something is sampled.
 """
 
 WARPERS = ("top_h", "epsilon_cutoff", "eta_cutoff")
@@ -112,154 +287,25 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 """Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
 
-NEEDED = frozenset("num_beams num_return_sequences length_penalty max_length".split())
-"""Fields that transformers requires: None in a call leaves the checkpoint's value, and unsets any other field."""
 
-SPEECH_ONLY = frozenset(
-    """language task return_timestamps return_token_timestamps condition_on_prev_tokens prompt prompt_ids
-    prompt_condition_type
-    compression_ratio_threshold logprob_threshold no_speech_threshold silence_threshold_db min_speech_s""".split()
-)
-"""Fields of speech models only."""
+def fields_of(model: Model) -> Mapping[str, Field]:
+    """Return the settings of a kind of model by their names."""
+    return {own.name: own for own in FIELDS if model in own.models}
 
-TRANSLATION_ONLY = frozenset({"source_language", "target_language"})
+
+def _names(models: frozenset[Model]) -> frozenset[str]:
+    return frozenset(own.name for own in FIELDS if own.models == models and not own.of_checkpoint)
+
+
+SAMPLING = {name: own.ignored for name, own in fields_of(Model.TEXT).items() if own.needs_sampling}
+"""Settings that are supported with ``do_sample``, and their neutral values.
+
+Without it, a checkpoint or ``generation_config`` may have any value (many do); if somebody asks for one by name, any
+but a neutral one is an error.
+"""
+SUPPORTED = frozenset(fields_of(Model.TEXT)) - SAMPLING.keys()
+"""Settings that are supported with or without sampling."""
+SPEECH_ONLY = _names(WHISPER) - SAMPLING.keys()
+"""Settings of Whisper only."""
+TRANSLATION_ONLY = _names(TRANSLATOR)
 """Settings of translators of many languages only."""
-
-LIMITS = ("max_new_tokens", "max_length")
-"""Fields that limit the length of a row. The first one that is set is used."""
-LONG_NAME = 60
-"""Characters of an unknown name that an error quotes."""
-
-
-class Fields:
-    """Merged values by field name, the source of each, and typed access to them.
-
-    Parameters
-    ----------
-    layers : sequence of Layer
-        The checkpoint's settings and the caller's, by transformers' field names; a later layer overrides an earlier
-        one. None is "not set"; in all but the first it unsets all fields but `NEEDED`.
-    vocab_size : int
-
-    Raises
-    ------
-    GenerationError
-        A field is unknown.
-    """
-
-    def __init__(self, layers: Sequence[Layer], vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.values: dict[str, Any] = {}
-        self._layers: dict[str, Layer] = {}
-        known = SUPPORTED | SAMPLING.keys() | INERT | DORMANT.keys() | UNSUPPORTED.keys()
-        for layer in layers:
-            for name, value in layer.values.items():
-                if name not in known:
-                    problem = f"is not a generation setting; {advice_on(name[:LONG_NAME], SUPPORTED | SAMPLING.keys())}"
-                    if name in SPEECH_ONLY:
-                        problem = "is not a setting of this model: it is for Whisper; remove it"
-                    if name in TRANSLATION_ONLY:
-                        problem = (
-                            "is not a setting of this model: it is for translators whose tokenizer has tokens of "
-                            "languages; remove it"
-                        )
-                    shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
-                    shown = shown if shown.isprintable() else repr(shown)
-                    raise GenerationError(f"{shown}={reprlib.repr(value)} (from {layer.source}) {problem}")
-                if value is None and name not in NEEDED:
-                    self.values.pop(name, None)
-                elif value is not None:
-                    self.values[name] = value
-                    self._layers[name] = layer
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def get(self, name: str, default: Any) -> Any:
-        return self.values.get(name, default)
-
-    def source(self, name: str) -> str:
-        """The source of a field that is set."""
-        return self._layers[name].source
-
-    def error(self, name: str, problem: str, fix: object) -> GenerationError:
-        value = reprlib.repr(self.values.get(name))
-        source = self._layers[name].source if name in self._layers else "transformers' default"
-        return GenerationError(f"{name}={value} (from {source}) {problem}; {fix}")
-
-    def check_supported(self) -> None:
-        """Raise GenerationError for a value of an unsupported field that is not neutral."""
-        for name, value in self.values.items():
-            asked = self._layers[name].asked
-            if name in UNSUPPORTED:
-                neutral = UNSUPPORTED[name]
-            elif name in DORMANT and (asked or (name in WARPERS and self.samples)):
-                neutral = DORMANT[name]
-            else:
-                continue
-            if getattr(value, "ndim", 0) or value not in neutral:  # an array or a tensor is no choice
-                where = "leave it out" if asked else "remove it there"
-                fix = f"{where} or pass {name}={neutral[0]!r}" if neutral else where
-                raise self.error(name, "is not supported", fix)
-
-    @property
-    def samples(self) -> bool:
-        """True where ``do_sample`` is set."""
-        return self.values.get("do_sample", False) is True
-
-    def check_without_sampling(self) -> None:
-        """Raise GenerationError for a setting of sampling in the call that is not neutral, since nothing is sampled."""
-        for name, neutral in SAMPLING.items():
-            value = self.values.get(name)
-            unusual = name in self.values and (getattr(value, "ndim", 0) > 0 or value not in neutral)
-            if unusual and self._layers[name].asked:
-                raise self.error(name, "does nothing without do_sample", "pass do_sample=True, or leave it out")
-
-    def integer(self, name: str, default: int, *, minimum: int) -> int:
-        value = self.get(name, default)
-        if name in self and not (is_number(value, Integral) and value >= minimum):
-            raise self.error(name, f"is not an integer of at least {minimum}", f"pass {minimum} or more")
-        return int(value)
-
-    def real(self, name: str, default: float) -> float:
-        value = self.get(name, default)
-        try:
-            number = float(value) if is_number(value, Real) else math.nan
-        except OverflowError:  # an integer beyond float64
-            number = math.inf
-        if not math.isfinite(number):
-            raise self.error(name, "is not a finite number", f"pass a number such as {default}")
-        return number
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self.get(name, default)
-        if not isinstance(value, bool | np.bool_):
-            raise self.error(name, "is neither true nor false", "pass True or False")
-        return bool(value)
-
-    def check_token(self, name: str, value: Any) -> int:
-        if not is_number(value, Integral):
-            raise self.error(name, f"holds {reprlib.repr(value)}, which is not a token id", "pass integers")
-        if not 0 <= value < self.vocab_size:
-            last = self.vocab_size - 1
-            raise self.error(name, f"holds {value}, which is outside the vocabulary", f"pass ids from 0 to {last}")
-        return int(value)
-
-    def token(self, name: str) -> int | None:
-        value = self.get(name, None)
-        return None if value is None else self.check_token(name, value)
-
-    def tokens(self, name: str, *, may_be_one: bool = False, may_be_empty: bool = False) -> tuple[int, ...]:
-        if name not in self:
-            return ()
-        value = self.values[name]
-        if isinstance(value, list | tuple) and (value or may_be_empty):
-            return tuple(self.check_token(name, token) for token in value)
-        if not may_be_one or isinstance(value, list | tuple):
-            raise self.error(name, "is not a list of token ids", "pass a list such as [17, 4]")
-        return (self.check_token(name, value),)
-
-
-def is_number(value: object, kind: type) -> bool:
-    """Return True for a number of that kind, numpy's included. True and False are not numbers."""
-    return isinstance(value, kind) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.recording import RecordingSettings
 from tightbeam.deploy.generation.sampling import Sampling
@@ -224,9 +224,9 @@ class GenerationOptions:
             A setting reads a source's tokens.
         """
         if size := self.encoder_no_repeat_ngram_size:
-            raise GenerationError(
-                f"encoder_no_repeat_ngram_size={size} is about a source's tokens, {source} has none; set 0"
-            )
+            problem = f"is about a source's tokens, and {source} has none"
+            fix = Fix("pass {}", Setting("encoder_no_repeat_ngram_size", 0))
+            raise GenerationError(problem, field="encoder_no_repeat_ngram_size", value=size, fix=fix)
         return self
 
     @property
@@ -277,16 +277,18 @@ class GenerationOptions:
         return f"top_k={self.sampling.top_k}"
 
     @property
-    def without_logits(self) -> str:
-        """The fix where a runtime has no logits."""
+    def without_logits(self) -> Fix:
+        """The fix for a runtime without logits."""
         if self.timestamps is not None:
-            return "pass return_timestamps=False"
+            return Fix("pass {}", Setting("return_timestamps", False))
         if self.renormalize and self.measured is None:
-            return "pass renormalize_logits=False"
+            return Fix("pass {}", Setting("renormalize_logits", False))
         if self.sampling is None or self.measured is not None:
-            return "leave it out"
-        top_k = f"pass top_k=1 to {MOST_CANDIDATES}"
-        return f"{top_k} and num_return_sequences=1" if self.num_beams > 1 and not self.samples_beams else top_k
+            return Fix("leave it out")
+        few = Setting("top_k", 1)
+        if self.num_beams > 1 and not self.samples_beams:
+            return Fix(f"pass {{}} to {MOST_CANDIDATES} and {{}}", few, Setting("num_return_sequences", 1))
+        return Fix(f"pass {{}} to {MOST_CANDIDATES}", few)
 
     @property
     def begin(self) -> int:

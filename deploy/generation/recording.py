@@ -1,34 +1,18 @@
-"""Settings of a whole recording, which is gone through window by window: thresholds, second attempts, conditioning.
+"""Settings of a whole recording, which is gone through window by window: thresholds, further attempts, conditioning.
 
 Source: transformers 5.23 `WhisperGenerationMixin.generate`, whose arguments they are.
 """
 
 from __future__ import annotations
 
-import math
-import reprlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
 
-from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.fields import is_number
-from tightbeam.deploy.generation.given import Layer, merged
-from tightbeam.deploy.generation.sampling import SEEDS
+from tightbeam.deploy.errors import Fix, Setting
+from tightbeam.deploy.generation.fields import ALL_SEGMENTS, Model, fields_of
+from tightbeam.deploy.generation.settings import Settings
 
-__all__ = ["RECORDING_FIELDS", "RecordingSettings", "WindowStart", "read_recording_settings"]
+__all__ = ["RecordingSettings", "WindowStart", "read_recording_settings"]
 
-FIRST, ALL = "first-segment", "all-segments"
-THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
-ASKED_ONLY = frozenset({"temperature", "seed"})
-"""Fields that a config has for other reasons; transformers reads them where they are passed by name."""
-RECORDING_FIELDS = frozenset({*THRESHOLDS, *ASKED_ONLY, "condition_on_prev_tokens", "prompt_ids"}) | {
-    "prompt_condition_type",
-    "silence_threshold_db",
-    "min_speech_s",
-}
-"""Settings that only a whole recording follows; the last two are not of transformers."""
 DEFAULT_MIN_SPEECH_S = 0.1
 
 
@@ -39,11 +23,11 @@ class WindowStart:
     Attributes
     ----------
     before : tuple of int
-        Tokens before the start token: those of earlier windows, or a prompt.
+        Tokens before the start token: a prompt, or the tokens of earlier windows.
     longest : int or None
-        ``max_length`` before the tokens of this prompt are added; None is that of the settings.
+        ``max_length`` before the tokens of this prompt are added; None takes that of the settings.
     temperature : float
-        The temperature of sampling; 0 takes the best tokens.
+        The temperature of sampling, one of the settings'; 0 takes the best tokens.
     """
 
     before: tuple[int, ...] = ()
@@ -58,23 +42,23 @@ class RecordingSettings:
     Attributes
     ----------
     return_timestamps : bool or None
-        True and False where somebody asked for it; None leaves it to the length of the recording.
+        True and False if somebody asked for it by name; None leaves it to the length of the recording.
     temperatures : tuple of float
-        Those of each attempt at a window; 0 takes the best tokens.
+        The temperature of each attempt at a window; 0 takes the best tokens.
     compression_ratio_threshold, logprob_threshold : float or None
         An attempt of a higher ratio, or of a lower mean log-probability, is followed by the next one.
     no_speech_threshold : float or None
-        A window of a lower mean log-probability whose probability of no speech is higher is skipped.
+        A window of a lower mean log-probability is skipped if its probability of no speech is higher than this.
     condition_on_prev_tokens : bool
-        Windows begin with the tokens of those before them.
+        True if windows begin with the tokens of the windows before them.
     prompt_ids : tuple of int
         Tokens that the first window begins with, or all of them.
     all_segments : bool
-        All windows begin with them, where windows are conditioned.
+        True if all windows begin with the prompt, for conditioned windows.
     prev_sot : int or None
         The token before earlier tokens, ``<|startofprev|>``.
     no_speech : int or None
-        The token whose probability is that of no speech.
+        The token whose probability is the probability of no speech.
     silence_threshold_db : float or None
         Level in decibels of full scale that speech is above; None runs all windows.
     min_speech_s : float
@@ -82,7 +66,7 @@ class RecordingSettings:
     seed : int or None
         Seed of the attempts that sample.
     asked : str
-        A setting of the caller that only a whole recording follows; empty without one.
+        A setting that somebody asked for and that only a whole recording follows; empty without one.
     """
 
     return_timestamps: bool | None = None
@@ -102,122 +86,67 @@ class RecordingSettings:
 
     @property
     def measures(self) -> bool:
-        """True where decisions need the log-probabilities of tokens."""
+        """True if decisions need the log-probabilities of tokens."""
         return self.logprob_threshold is not None
 
 
-def read_recording_settings(layers: Sequence[Layer], vocab_size: int) -> RecordingSettings:
-    """Read the settings of a recording from layers, the checkpoint's first.
+def read_recording_settings(settings: Settings) -> RecordingSettings:
+    """Read the settings of a recording.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of a Whisper model.
+
+    Returns
+    -------
+    RecordingSettings
 
     Raises
     ------
     GenerationError
-        A value is impossible, or does nothing with the others.
+        A setting does nothing beside the others.
     """
-    named = merged([layer for layer in layers if layer.asked])
-    given = {name: value for name, value in merged(list(layers)).items() if value is not None}
-    given = {name: value for name, value in given.items() if name not in ASKED_ONLY or named.get(name) is not None}
-    thresholds = {name: _number(given, name) for name in THRESHOLDS}
-    temperatures, conditioned = _temperatures(given), _choice(given, "condition_on_prev_tokens")
-    asked = [name for name in sorted(RECORDING_FIELDS) if named.get(name) is not None]
-    if thresholds["no_speech_threshold"] is not None and thresholds["logprob_threshold"] is None:
-        raise GenerationError(
-            "no_speech_threshold needs logprob_threshold, as in transformers; pass both, or leave it out"
-        )
-    for name in ("compression_ratio_threshold", "logprob_threshold"):
-        if name in asked and len(temperatures) == 1 and thresholds["no_speech_threshold"] is None:
-            raise GenerationError(
-                f"{name}={thresholds[name]!r} does nothing with one temperature; pass several, such as "
-                "temperature=(0.0, 0.2, 0.4)"
-            )
-    if "seed" in asked and not any(temperatures):
-        raise GenerationError("seed does nothing, since no temperature is above 0; leave it out")
-    kind = given.get("prompt_condition_type", FIRST)
-    if kind not in (FIRST, ALL):
-        raise GenerationError(f"prompt_condition_type={reprlib.repr(kind)} is no choice; pass {FIRST!r} or {ALL!r}")
-    if kind == ALL and not conditioned:
-        raise GenerationError(
-            f"prompt_condition_type={ALL!r} does nothing alone; pass condition_on_prev_tokens=True too"
-        )
-    silence, least = _number(given, "silence_threshold_db"), _number(given, "min_speech_s")
-    if silence is not None and silence >= 0:
-        raise GenerationError(f"silence_threshold_db={silence} is not below 0, full scale; pass a level such as -45")
-    if least is not None and silence is None:
-        raise GenerationError("min_speech_s does nothing without silence_threshold_db; pass both, or leave it out")
-    if least is not None and least < 0:
-        raise GenerationError(f"min_speech_s={least} is below 0; pass seconds such as {DEFAULT_MIN_SPEECH_S}")
-    before = given.get("no_timestamps_token_id")
+    _check_together(settings)
+    own_fields = [name for name, own in fields_of(Model.WHISPER).items() if own.of_recording]
+    before, least = settings["no_timestamps_token_id"], settings["min_speech_s"]
+    thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "silence_threshold_db")
+    same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "seed")
     return RecordingSettings(
-        return_timestamps=named.get("return_timestamps"),
-        temperatures=temperatures,
-        **thresholds,
-        condition_on_prev_tokens=conditioned,
-        prompt_ids=_prompt_ids(given, vocab_size),
-        all_segments=kind == ALL,
-        prev_sot=_prev_sot(given),
-        no_speech=before - 1 if isinstance(before, int) and before > 0 else None,
-        silence_threshold_db=silence,
+        **{name: settings[name] for name in same},
+        return_timestamps=settings["return_timestamps"] if settings.is_asked("return_timestamps") else None,
+        temperatures=settings["temperature"],
+        all_segments=settings["prompt_condition_type"] == ALL_SEGMENTS,
+        prev_sot=_prev_sot(settings),
+        no_speech=before - 1 if before else None,
         min_speech_s=DEFAULT_MIN_SPEECH_S if least is None else least,
-        seed=_seed(given),
-        asked=asked[0] if asked else "",
+        asked=next((name for name in sorted(own_fields) if settings.is_asked(name)), ""),
     )
 
 
-def _temperatures(given: Mapping[str, Any]) -> tuple[float, ...]:
-    value = given.get("temperature", 0.0)
-    each = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not each or not all(is_number(one, Real) and 0 <= one < 1e30 for one in each):
-        raise GenerationError(
-            f"temperature={reprlib.repr(value)} is no temperature; pass 0, or one for each attempt, such as "
-            "temperature=(0.0, 0.2, 0.4)"
-        )
-    if any(0 < one < 1e-30 for one in each):
-        raise GenerationError(f"temperature={reprlib.repr(value)} is too near to 0; pass 0")
-    return tuple(map(float, each))
+def _check_together(settings: Settings) -> None:
+    """Raise GenerationError for a setting that does nothing beside the others."""
+    both = "pass both, or leave it out"
+    if "no_speech_threshold" in settings and "logprob_threshold" not in settings:
+        raise settings.error("no_speech_threshold", "needs logprob_threshold, as in transformers", fix=both)
+    for name in ("compression_ratio_threshold", "logprob_threshold"):
+        alone = len(settings["temperature"]) == 1 and "no_speech_threshold" not in settings
+        if settings.is_asked(name) and alone:
+            fix = Fix("pass several, such as {}", Setting("temperature", (0.0, 0.2, 0.4)))
+            raise settings.error(name, "does nothing with one temperature", fix=fix)
+    if "seed" in settings and not settings.samples:
+        raise settings.error("seed", "does nothing, since no temperature is above 0", fix="leave it out")
+    if settings["prompt_condition_type"] == ALL_SEGMENTS and not settings["condition_on_prev_tokens"]:
+        fix = Fix("pass {} too", Setting("condition_on_prev_tokens", True))
+        raise settings.error("prompt_condition_type", "does nothing alone", fix=fix)
+    if "min_speech_s" in settings and "silence_threshold_db" not in settings:
+        raise settings.error("min_speech_s", "does nothing without silence_threshold_db", fix=both)
 
 
-def _number(given: Mapping[str, Any], name: str) -> float | None:
-    value = given.get(name)
-    if value is None:
-        return None
-    if not is_number(value, Real) or math.isnan(value):
-        raise GenerationError(f"{name}={reprlib.repr(value)} is no number; pass one, or leave it out")
-    return float(value)
-
-
-def _choice(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise GenerationError(f"{name}={reprlib.repr(value)} is no choice; pass True or False")
-    return value
-
-
-def _prompt_ids(given: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    value = given.get("prompt_ids", ())
-    tokens = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(tokens, list | tuple) or not all(_is_token(token, vocab_size) for token in tokens):
-        raise GenerationError(
-            f"prompt_ids={reprlib.repr(value)} is no list of token ids from 0 to {vocab_size - 1}; pass those of "
-            "WhisperProcessor.get_prompt_ids"
-        )
-    return tuple(map(int, tokens))
-
-
-def _is_token(token: Any, vocab_size: int) -> bool:
-    return is_number(token, Integral) and 0 <= token < vocab_size
-
-
-def _prev_sot(given: Mapping[str, Any]) -> int | None:
+def _prev_sot(settings: Settings) -> int | None:
     """The token ``<|startofprev|>``; old checkpoints have it as the last but one of ``suppress_tokens``."""
-    suppressed = given.get("suppress_tokens") or ()
-    token = given.get(
-        "prev_sot_token_id", suppressed[-2] if isinstance(suppressed, list) and len(suppressed) > 1 else None
-    )
+    suppressed = settings["suppress_tokens"]
+    token = settings["prev_sot_token_id"]
+    if "prev_sot_token_id" not in settings and len(suppressed) > 1:
+        token = suppressed[-2]
     return token if isinstance(token, int) else None
-
-
-def _seed(given: Mapping[str, Any]) -> int | None:
-    seed = given.get("seed")
-    if seed is not None and not (is_number(seed, Integral) and 0 <= seed < SEEDS):
-        raise GenerationError(f"seed={reprlib.repr(seed)} is no integer from 0 to {SEEDS - 1}; pass one")
-    return None if seed is None else int(seed)

@@ -1,18 +1,38 @@
-"""Settings of one generation for any model, text or speech."""
+"""Settings of the checkpoint and of a caller, resolved to the options of a generation.
+
+`resolve_settings` checks everything that depends on the settings alone, once. `ResolvedSettings` adds
+the lengths of one prompt, or the beginning of one window of a recording.
+
+Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationMixin.generate`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from tightbeam.deploy.generation.given import layers
+from tightbeam.deploy.errors import Fix, GenerationError, Setting
+from tightbeam.deploy.generation.combinations import check_combinations
+from tightbeam.deploy.generation.confidence import Measured
+from tightbeam.deploy.generation.fields import FIELDS, LIMITS, Model
+from tightbeam.deploy.generation.layers import layers
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
+from tightbeam.deploy.generation.sampling import Sampling
+from tightbeam.deploy.generation.scoring import read_scoring
+from tightbeam.deploy.generation.settings import Settings
 from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
-from tightbeam.deploy.generation.whisper import speech_options
+from tightbeam.deploy.generation.trie import check_beginning
+from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
 
-__all__ = ["ModelKind", "options_for"]
+__all__ = ["ModelKind", "ResolvedSettings", "resolve_settings"]
+
+DEFAULT_NEW_TOKENS = 20
+"""New tokens of transformers if no length is set."""
+LARGEST_EXPONENT = 90
+"""Largest power of 2 that divides a score by its length: 1e9 times it is a float32 still."""
 
 
 class ModelKind(Protocol):
@@ -26,42 +46,243 @@ class ModelKind(Protocol):
     def decoder_only(self) -> bool: ...
 
 
-def options_for(
-    defaults: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    sizes: ModelKind,
-    *,
-    speech: bool,
-    prompt_length: int = 1,
-    window: WindowStart | None = None,
-) -> GenerationOptions:
-    """Resolve the settings of a text model (`resolve_layers`) or of a speech model with windows (`speech_options`).
+def resolve_settings(
+    defaults: Mapping[str, Any], given: Mapping[str, Any], sizes: ModelKind, *, speech: bool
+) -> ResolvedSettings:
+    """Resolve settings, as transformers does.
 
     Parameters
     ----------
-    defaults, overrides : mapping
+    defaults, given : mapping
         The checkpoint's settings and the caller's, by transformers' field names.
     sizes : ModelKind
     speech : bool
         True for a speech model with windows (Whisper).
-    prompt_length : int
-        Tokens, padding included, that every row of a decoder-only model begins with.
-    window : WindowStart, optional
-        What a window of a recording begins with.
+
+    Returns
+    -------
+    ResolvedSettings
 
     Raises
     ------
     GenerationError
         A setting is unknown, not supported, or impossible.
     """
+    given_layers = layers(defaults, given)
     if speech:
-        return speech_options(
-            defaults, overrides, vocab_size=sizes.vocabulary, max_positions=sizes.max_target, window=window
+        settings = Settings(given_layers, Model.WHISPER, sizes.vocabulary)
+        return ResolvedSettings(settings, sizes, read_whisper_settings(settings, defaults))
+    if LANGUAGES in defaults:
+        given_layers = translation_layers(given_layers)
+    return ResolvedSettings(Settings(given_layers, Model.TEXT, sizes.vocabulary), sizes)
+
+
+class ResolvedSettings:
+    """Settings that are checked, for prompts of any length or windows of a recording.
+
+    Parameters
+    ----------
+    settings : Settings
+    sizes : ModelKind
+    whisper : WhisperSettings, optional
+        The settings that only Whisper has.
+
+    Raises
+    ------
+    GenerationError
+        Settings contradict each other, or leave no place for a new token.
+    """
+
+    def __init__(self, settings: Settings, sizes: ModelKind, whisper: WhisperSettings | None = None) -> None:
+        self._settings, self._whisper, self._positions = settings, whisper, sizes.max_target
+        self._start = None if sizes.decoder_only else _start_token(settings)
+        self._searches = {0.0: self._search(0.0)}
+        self._only: GenerationOptions | None = None  # the options if they do not depend on prompts
+        if whisper is not None:
+            self._searches |= {temperature: self._search(temperature) for temperature in settings["temperature"]}
+            self._only = self._with_window(WindowStart())
+        elif self._start is not None:
+            self._only = self._with_start(self._start)
+        elif "decoder_input_ids" in settings:
+            fix = "pass the whole prompt as the input"
+            raise settings.error("decoder_input_ids", "is for models with an encoder", fix=fix)
+
+    def for_prompt(self, length: int) -> GenerationOptions:
+        """Return the options for prompts of a decoder-only model.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of each prompt, padding included. It does not matter to a model with an encoder.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            The prompts leave too few of the model's positions.
+        """
+        return self._only or self._with_lengths(self._searches[0.0], (), length)
+
+    def for_window(self, window: WindowStart) -> GenerationOptions:
+        """Return the options for one window of a recording.
+
+        Parameters
+        ----------
+        window : WindowStart
+            What the window begins with.
+
+        Returns
+        -------
+        GenerationOptions
+
+        Raises
+        ------
+        GenerationError
+            The window's beginning leaves too few of the model's positions.
+        """
+        options = self._with_window(window)
+        recording = options.recording
+        if recording is None or not recording.measures:
+            return options
+        no_speech = None if recording.no_speech_threshold is None else recording.no_speech
+        return replace(options, measured=Measured(len(window.before), no_speech))
+
+    def _search(self, temperature: float) -> GenerationOptions:
+        """The search without lengths and a prompt, at one of Whisper's temperatures; 0.0 is that of the settings."""
+        search = _search(self._settings, temperature)
+        check_combinations(self._settings, search)
+        if self._whisper is None:
+            return search
+        own = self._whisper
+        return replace(
+            search,
+            choices=own.choices,
+            timestamps=own.timestamps,
+            recording=own.recording,
+            scoring=own.times or search.scoring,
         )
-    given = layers(defaults, overrides)
-    return resolve_layers(
-        translation_layers(given) if LANGUAGES in defaults else given,
-        vocab_size=sizes.vocabulary,
-        max_positions=sizes.max_target,
-        prompt_length=prompt_length if sizes.decoder_only else None,
-    )
+
+    def _with_start(self, start: int) -> GenerationOptions:
+        """The search of rows that begin with the start token, and with ``decoder_input_ids`` behind it."""
+        tokens = self._settings["decoder_input_ids"]
+        given = tokens[1:] if tokens[:1] == (start,) else tokens
+        search = replace(self._searches[0.0], given=len(given))
+        options = self._with_lengths(search, (start, *given), 1 + len(given))
+        check_beginning(self._settings, options.prompt[options.root :] if given else ())
+        return options
+
+    def _with_window(self, window: WindowStart) -> GenerationOptions:
+        """The search of rows that begin with a window's tokens, the language and the task."""
+        assert self._whisper is not None and self._start is not None
+        prompt = (*window.before, self._start, *self._whisper.after_start)
+        longest = self._settings["max_length"] if window.longest is None else window.longest
+        if longest is not None:  # it does not count the prompt, up to half of the positions
+            longest = min(longest + min(self._positions // 2 - 1, len(prompt)), self._positions)
+        return self._with_lengths(self._searches[window.temperature], prompt, len(prompt), longest)
+
+    def _with_lengths(
+        self, search: GenerationOptions, prompt: tuple[int, ...], beginning: int, longest: int | None = None
+    ) -> GenerationOptions:
+        """A search of rows that begin with so many tokens. ``longest`` takes the place of ``max_length``."""
+        settings = self._settings
+        longest = settings["max_length"] if longest is None else longest
+        if beginning > 1 and beginning >= self._positions:
+            raise _no_position(settings, beginning, self._positions)
+        max_length = _max_length(settings, self._positions, beginning, longest)
+        if abs(search.length_penalty) * math.log2(max_length) > LARGEST_EXPONENT:
+            problem = "leaves the range of float32 at the longest length"
+            raise settings.error("length_penalty", problem, fix="pass one nearer to 0")
+        return replace(
+            search,
+            prompt=prompt,
+            beginning=beginning,
+            max_length=max_length,
+            min_length=_min_length(settings, beginning),
+            limited_by="max_new_tokens" if "max_new_tokens" in settings else "max_length" if longest else "",
+        )
+
+
+def _search(settings: Settings, temperature: float) -> GenerationOptions:
+    """The search that settings ask for; each of `SAME` is a setting of the same name."""
+    sampling, eos, pad = _sampling(settings, temperature), settings["eos_token_id"], settings["pad_token_id"]
+    num_beams = 1 if temperature else settings["num_beams"]
+    beams, samples_beams = num_beams > 1, sampling is not None and num_beams > 1
+    if sampling is not None and beams:
+        sampling = sampling.for_beams(len(eos))
+    elif sampling is not None:
+        num_beams = settings["num_return_sequences"]
+    derived: dict[str, Any] = {
+        "vocab_size": settings.vocab_size,
+        "num_beams": num_beams,
+        "forced_eos_token_ids": settings["forced_eos_token_id"],
+        "eos_token_ids": eos,
+        "pad_token_id": eos[0] if pad is None and eos else pad,
+        # An end token alone is dropped, as in transformers.
+        "bad_words_ids": tuple(word for word in settings["bad_words_ids"] if len(word) > 1 or word[0] not in eos),
+        "sampling": sampling,
+        "scoring": read_scoring(settings, log_probabilities=beams),
+        "renormalize": settings["renormalize_logits"] and beams,
+        "samples_beams": samples_beams,
+    }
+    unknown: dict[str, Any] = {"limited_by": "", "min_length": 0, "max_length": 0, "beginning": 0}
+    unknown |= {"prompt": (), "choices": ()}
+    return GenerationOptions(**{name: settings[name] for name in SAME} | derived | unknown)
+
+
+SAME = frozenset(own.name for own in fields(GenerationOptions)) & {own.name for own in FIELDS}
+"""Options that are settings of the same name, if nothing is derived of them."""
+
+
+def _sampling(settings: Settings, temperature: float) -> Sampling | None:
+    if not temperature and not settings["do_sample"]:
+        return None
+    warping = {name: settings[name] for name in ("top_k", "top_p", "min_p", "typical_p", "seed")}
+    return Sampling(temperature=temperature or settings["temperature"], **warping)
+
+
+def _start_token(settings: Settings) -> int:
+    start, bos = settings["decoder_start_token_id"], settings["bos_token_id"]
+    if start is None and bos is None:
+        problem = "decoder_start_token_id is not set, nor is bos_token_id"
+        raise GenerationError(problem, fix="pass decoder_start_token_id")
+    found: int = bos if start is None else start
+    return found
+
+
+def _no_position(settings: Settings, beginning: int, positions: int) -> GenerationError:
+    if "decoder_input_ids" in settings:
+        problem = f"leaves none of the model's {positions} positions"
+        return settings.error("decoder_input_ids", problem, fix="shorten it")
+    problem = f"prompts of {beginning} tokens leave none of the model's {positions} positions"
+    return GenerationError(problem, fix="shorten them")
+
+
+def _max_length(settings: Settings, positions: int, beginning: int, longest: int | None) -> int:
+    """The length of rows that begin with ``beginning`` tokens: from max_new_tokens, else ``longest``, else 20 more."""
+    name, start, length = "max_length", 0, longest or min(beginning + DEFAULT_NEW_TOKENS, positions)
+    if "max_new_tokens" in settings:
+        name, start, length = "max_new_tokens", beginning, beginning + settings["max_new_tokens"]
+    if length > positions:
+        problem = f"makes sequences of {length} tokens, the model has {positions} positions"
+        raise settings.error(name, problem, fix=Fix("pass {} or less", Setting(name, positions - start)))
+    if length <= beginning:
+        counted = "the start token" if beginning == 1 else f"the {beginning} tokens of the prompt"
+        fix = f"pass {beginning + 1} or more" + ("" if beginning == 1 else ", or max_new_tokens")
+        raise settings.error("max_length", f"leaves no room for a new token, it counts {counted}", fix=fix)
+    return length
+
+
+def _min_length(settings: Settings, beginning: int) -> int:
+    """The length before which no row ends: from min_new_tokens, else min_length."""
+    least = settings["min_new_tokens"]
+    if least is None:
+        length: int = settings["min_length"]
+        return length
+    if least > DEFAULT_NEW_TOKENS and not any(name in settings for name in LIMITS):
+        problem = f"is more than the {DEFAULT_NEW_TOKENS} new tokens that are made if no length is set"
+        fix = Fix("pass {} or more, too", Setting("max_new_tokens", least))
+        raise settings.error("min_new_tokens", problem, fix=fix)
+    return beginning + int(least)

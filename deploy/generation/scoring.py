@@ -1,4 +1,4 @@
-"""Settings of the scores of single tokens: which of them a result has, and how they are normalised.
+"""Settings of the scores of single tokens: which of them a result has, and how they are normalized.
 
 Source: transformers 5.23 `GenerationMixin.compute_transition_scores`.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightbeam.deploy.generation.fields import Fields
+from tightbeam.deploy.errors import Fix, Setting
+from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.settings import Settings
 
-__all__ = ["TIMES", "Scoring", "read_scoring"]
-
-TIMES = "return_token_timestamps"
-"""The setting of a speech model that asks for the times of its tokens."""
-MOST_ALTERNATIVES = 1024
-"""Bound on the alternatives of a position."""
+__all__ = ["Scoring", "read_scoring"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,13 @@ class Scoring:
     Attributes
     ----------
     tokens : bool
-        The score of each token.
+        True for the score of each token.
     alternatives : int
-        The best tokens at each position, with their scores; 0 for none.
+        The number of best tokens at each position, with their scores; 0 gives none.
     normalize : bool
-        Log-softmax of the scores that the search chose by.
+        True for the log-softmax of the scores that the search chose by.
     times : bool
-        What the times of tokens are made of.
+        True for what the times of tokens are made of.
     """
 
     tokens: bool
@@ -46,30 +43,37 @@ class Scoring:
         return "return_token_scores=True" if self.tokens else f"return_alternatives={self.alternatives}"
 
 
-def read_scoring(fields: Fields, *, log_probabilities: bool) -> Scoring | None:
-    """Read the settings of tokens' scores; None where none are asked for.
+def read_scoring(settings: Settings, *, log_probabilities: bool) -> Scoring | None:
+    """Read the settings of tokens' scores.
 
     Parameters
     ----------
-    fields : Fields
+    settings : Settings
     log_probabilities : bool
-        True where the search chooses by log-probabilities (beams), which are normalised where the call says so alone.
+        True if the search chooses by log-probabilities (beams), which are normalized only if a setting asks for it.
+
+    Returns
+    -------
+    Scoring or None
+        None if no scores are asked for.
 
     Raises
     ------
     GenerationError
         A value is out of range, or does nothing.
     """
-    tokens = fields.flag("return_token_scores", default=False)
-    alternatives = fields.integer("return_alternatives", 0, minimum=0)
-    most = min(MOST_ALTERNATIVES, fields.vocab_size)
-    if alternatives > most:
-        raise fields.error("return_alternatives", "is more than a position can have", f"pass {most} or less")
-    normalize = fields.flag("normalize_logits", default=not log_probabilities)
-    normalize |= not log_probabilities and bool(fields.get("renormalize_logits", False))
-    if tokens or alternatives:
-        return Scoring(tokens, alternatives, normalize)
-    if "normalize_logits" in fields:
-        fix = "pass return_token_scores=True too, or leave it out"
-        raise fields.error("normalize_logits", "does nothing without return_token_scores or return_alternatives", fix)
-    return None
+    tokens, alternatives, normalize = (
+        settings[name] for name in ("return_token_scores", "return_alternatives", "normalize_logits")
+    )
+    if alternatives > settings.vocab_size:
+        problem = "is more than a position can have"
+        raise settings.error("return_alternatives", problem, fix=f"pass {settings.vocab_size} or less")
+    if not tokens and not alternatives:
+        if normalize is None:
+            return None
+        fix = Fix("pass {} too, or leave it out", Setting("return_token_scores", True))
+        problem = "does nothing without return_token_scores or return_alternatives"
+        raise settings.error("normalize_logits", problem, fix=fix)
+    default = not log_probabilities
+    renormalized = default and settings["renormalize_logits"]
+    return Scoring(tokens, alternatives, (default if normalize is None else normalize) or renormalized)

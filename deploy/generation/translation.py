@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.given import Layer, layers
+from tightbeam.deploy.generation.layers import Layer, layers
 
 __all__ = ["LANGUAGES", "check_without_text", "from_language", "translation_layers"]
 

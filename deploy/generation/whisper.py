@@ -1,213 +1,164 @@
-"""Settings of Whisper: the prompt of language and task, and its part in lengths.
+"""Settings of Whisper: the prompt of language and task, timestamps, and the times of tokens.
 
 Source: transformers 5.23 `WhisperGenerationMixin._retrieve_init_tokens` and `_set_max_new_tokens_and_length`.
 """
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.confidence import Measured
-from tightbeam.deploy.generation.given import Layer, layers, merged
-from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
-from tightbeam.deploy.generation.recording import RECORDING_FIELDS, WindowStart, read_recording_settings
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
-from tightbeam.deploy.generation.scoring import TIMES, Scoring
+from tightbeam.deploy.errors import Fix, GenerationError, Setting
+from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.options import CHOSEN
+from tightbeam.deploy.generation.recording import RecordingSettings, read_recording_settings
+from tightbeam.deploy.generation.scoring import Scoring, read_scoring
+from tightbeam.deploy.generation.settings import Settings
 from tightbeam.deploy.generation.timestamps import TimestampRules
 
-__all__ = ["has_timestamps", "speech_options"]
+__all__ = ["WhisperSettings", "has_timestamps", "read_whisper_settings"]
 
 TASKS = ("transcribe", "translate")
-PROMPT_FIELDS = frozenset(
-    """language task is_multilingual lang_to_id task_to_id no_timestamps_token_id forced_decoder_ids return_timestamps
-    max_initial_timestamp_index""".split()
-)
-LATEST_START = "max_initial_timestamp_index"
-INERT = frozenset({"alignment_heads", "median_filter_width", "prev_sot_token_id", "return_segments", TIMES})
-"""Fields that cannot change a token."""
 HEADS = "alignment_heads"
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "do_sample": (False,),
-    "decoder_input_ids": (),
-    "decoder_input_text": (),
-    "num_beam_groups": (1,),
-    "force_words_ids": (),
-    "num_return_sequences": (1,),  # transformers returns copies of the best one
-}
+SHOWN = 8
+"""Languages that an error lists."""
 
 
-def speech_options(
-    defaults: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    *,
-    vocab_size: int,
-    max_positions: int,
-    window: WindowStart | None = None,
-) -> GenerationOptions:
-    """Resolve the settings of a Whisper checkpoint, with arguments of `options_for` and `resolve_layers`.
+@dataclass(frozen=True)
+class WhisperSettings:
+    """Settings that only Whisper has.
 
-    ``language`` is a code such as "en", ``task`` one of `TASKS`. Without a language, a multilingual model chooses one
-    for each sample.
+    Attributes
+    ----------
+    after_start : tuple of int
+        Tokens after the start token: language, task, and whether there are timestamps.
+    choices : tuple of int
+        The languages for the entry `CHOSEN` of ``after_start``.
+    timestamps : TimestampRules or None
+        The rules of timestamps, if they are asked for.
+    times : Scoring or None
+        What the times of tokens are made of, if they are asked for.
+    recording : RecordingSettings
+        Settings of a whole recording.
     """
-    whole = layers(defaults, overrides)
-    given = {name: value for name, value in merged(whole).items() if value is not None}
-    for name, neutral in UNSUPPORTED.items():
-        if name in given and given[name] not in neutral:
-            fix = f"pass {name}={neutral[0]!r}" if neutral else f"leave {name} out"
-            raise GenerationError(f"{name}={reprlib.repr(given[name])} is not supported for speech; {fix}")
-    after_start, choices = _prompt(given, merged(whole[1:]), vocab_size)
-    timestamps = _timestamps(given, vocab_size)
-    recording = read_recording_settings(whole, vocab_size)
-    timed = _asks_for_times(whole)
-    own = PROMPT_FIELDS | INERT | UNSUPPORTED.keys() | RECORDING_FIELDS
-    plain = [{name: value for name, value in layer.values.items() if name not in own} for layer in whole]
-    first, measured, sampled = window or WindowStart(), None, list[Layer]()
-    length = given.get("max_length") if first.longest is None else first.longest
-    if isinstance(length, int) and "max_new_tokens" not in given:
-        # The prompt is added to max_length, limited by the positions.
-        prompt = min(max_positions // 2 - 1, len(first.before) + 1 + len(after_start))
-        values = next(values for values in reversed(plain) if values.get("max_length") is not None)
-        values["max_length"] = min(length + prompt, max_positions) if length >= 1 else length
-    if window is not None and recording.measures:
-        measured = Measured(
-            len(first.before), recording.no_speech if recording.no_speech_threshold is not None else None
-        )
-    if first.temperature:
-        attempt = {"do_sample": True, "temperature": first.temperature, "num_beams": 1, "seed": recording.seed}
-        sampled = [Layer("the attempt at this temperature", attempt)]
-    options = resolve_layers(
-        [*(replace(layer, values=values) for layer, values in zip(whole, plain, strict=True)), *sampled],
-        vocab_size=vocab_size,
-        max_positions=max_positions,
-        before_start=first.before,
-        after_start=after_start,
-        choices=choices,
-        timestamps=timestamps,
+
+    after_start: tuple[int, ...]
+    choices: tuple[int, ...]
+    timestamps: TimestampRules | None
+    times: Scoring | None
+    recording: RecordingSettings
+
+
+def read_whisper_settings(settings: Settings, defaults: Mapping[str, Any]) -> WhisperSettings:
+    """Read the settings that only Whisper has.
+
+    Without a language, a multilingual model chooses one for each window.
+
+    Parameters
+    ----------
+    settings : Settings
+    defaults : mapping
+        The checkpoint's settings.
+
+    Returns
+    -------
+    WhisperSettings
+
+    Raises
+    ------
+    GenerationError
+        A setting is impossible for this model, or does nothing beside the others.
+    """
+    after_start, choices = _prompt(settings)
+    return WhisperSettings(
+        after_start, choices, _timestamps(settings), _times(settings, defaults), read_recording_settings(settings)
     )
-    options = replace(options, measured=measured, recording=recording)
-    if not timed:
-        return options
-    if options.scoring is not None:
-        raise GenerationError(f"{TIMES}=True does not go with {options.scoring.asked}; leave one out")
-    return replace(options, scoring=Scoring(tokens=True, alternatives=0, normalize=True, times=True))
-
-
-def _asks_for_times(whole: list[Layer]) -> bool:
-    """True where the caller asks for times of tokens; the checkpoint cannot, as in transformers."""
-    call = merged(whole[1:])
-    asked, own = call.get(TIMES), merged(whole[:1]).get(HEADS)
-    if asked is not None and not isinstance(asked, bool):
-        raise GenerationError(f"{TIMES}={reprlib.repr(asked)} is no choice; pass True or False")
-    if asked and call.get(HEADS) not in (None, own):
-        raise GenerationError(f"{HEADS} is another than the checkpoint's, which an export fixes; leave it out")
-    return bool(asked)
-
-
-def _timestamps(given: Mapping[str, Any], vocab_size: int) -> TimestampRules | None:
-    """The rules of timestamps, where they are asked for."""
-    asked = given.get("return_timestamps", False)
-    if not isinstance(asked, bool):
-        raise GenerationError(f"return_timestamps={reprlib.repr(asked)} is no choice; pass True or False")
-    if not asked:
-        return None
-    before, eos, latest = (given.get(name) for name in ("no_timestamps_token_id", "eos_token_id", LATEST_START))
-    if before is None:
-        raise GenerationError(
-            "return_timestamps=True needs no_timestamps_token_id, which the checkpoint lacks; pass it"
-        )
-    if before + 1 >= vocab_size:
-        raise GenerationError(
-            f"return_timestamps=True: no token follows no_timestamps_token_id={before}, so that this model has no "
-            "timestamps; pass return_timestamps=False"
-        )
-    if not isinstance(eos, int) or not 0 <= eos <= before:
-        raise GenerationError(
-            f"return_timestamps=True with eos_token_id={reprlib.repr(eos)}, expected one token below the timestamps; "
-            "pass one, or return_timestamps=False"
-        )
-    if latest is not None and (not isinstance(latest, int) or isinstance(latest, bool) or latest < 0):
-        raise GenerationError(f"{LATEST_START}={reprlib.repr(latest)} is no number of timestamps; pass 0 or more")
-    return TimestampRules(before + 1, eos, latest)
 
 
 def has_timestamps(generation: Mapping[str, Any], vocab_size: int) -> bool:
-    """True for a checkpoint whose tokens end with timestamps."""
+    """Return True for a checkpoint whose tokens end with timestamps."""
     before = generation.get("no_timestamps_token_id")
     return isinstance(before, int) and before < vocab_size - 1
 
 
-def _prompt(given: Mapping[str, Any], call: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[int]]:
-    """Return the prompt after its start token, and the languages for the entry `CHOSEN`."""
-    language, task = given.get("language"), given.get("task")
-    if given.get("is_multilingual") is False and (call.get("language") is not None or call.get("task") is not None):
-        raise GenerationError("language and task are for multilingual models, this one is English-only; leave them out")
-    languages = _ids(given, "lang_to_id", vocab_size)
-    tasks = _ids(given, "task_to_id", vocab_size)
-    forced = _forced(given, vocab_size) if language is None and task is None else []
+def _times(settings: Settings, defaults: Mapping[str, Any]) -> Scoring | None:
+    """What the times of tokens are made of, if the caller asks for them; the checkpoint cannot, as in transformers."""
+    if not settings[TIMES] or not settings.is_callers(TIMES):
+        return None
+    if settings.is_callers(HEADS) and settings[HEADS] != defaults.get(HEADS):
+        raise settings.error(HEADS, "is another than the checkpoint's, which an export fixes", fix="leave it out")
+    scoring = read_scoring(settings, log_probabilities=True)
+    if scoring is not None:
+        raise settings.error(TIMES, f"does not go with {scoring.asked}", fix="leave one out")
+    return Scoring(tokens=True, alternatives=0, normalize=True, times=True)
 
-    prompt: list[int | None] = [*forced]
-    choices: list[int] = []
+
+def _timestamps(settings: Settings) -> TimestampRules | None:
+    """The rules of timestamps, if they are asked for."""
+    if not settings["return_timestamps"]:
+        return None
+    without = Fix("pass {}", Setting("return_timestamps", False))
+    before, eos = settings["no_timestamps_token_id"], settings["eos_token_id"]
+    if before is None:
+        raise settings.error(
+            "return_timestamps", "needs no_timestamps_token_id, which the checkpoint lacks", fix="pass it"
+        )
+    if before + 1 >= settings.vocab_size:
+        problem = f"needs tokens above no_timestamps_token_id={before}, and this model has none"
+        raise settings.error("return_timestamps", problem, fix=without)
+    if len(eos) != 1 or eos[0] > before:
+        problem = f"needs one eos_token_id below the timestamps, which begin with {before + 1}"
+        fix = Fix("pass one, or {}", Setting("return_timestamps", False))
+        raise settings.error("return_timestamps", problem, fix=fix)
+    return TimestampRules(before + 1, eos[0], settings["max_initial_timestamp_index"])
+
+
+def _prompt(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the prompt after its start token, and the languages for the entry `CHOSEN`."""
+    language, task = settings["language"], settings["task"]
+    asked = next((name for name in ("language", "task") if settings.is_callers(name)), None)
+    if settings["is_multilingual"] is False and asked is not None:
+        problem = "is for multilingual models, and this one is English-only"
+        raise settings.error(asked, problem, fix="leave language and task out")
+    languages, tasks = settings["lang_to_id"], settings["task_to_id"]
+    prompt: list[int | None] = list(settings["forced_decoder_ids"]) if language is None and task is None else []
+    choices: tuple[int, ...] = ()
     if language is not None:
-        prompt[:1] = [_language(language, languages)]
+        prompt[:1] = [_language(settings, languages)]
     elif languages and (not prompt or prompt[0] is None):
-        choices = sorted(set(languages.values()))
+        choices = tuple(sorted(set(languages.values())))
         prompt[:1] = [CHOSEN]
     if task is not None:
-        if task not in TASKS or task not in tasks:
-            known = ", ".join(name for name in TASKS if name in tasks) or "none, so leave it out"
-            raise GenerationError(f"task={reprlib.repr(task)} is no task of this model; it has {known}")
-        prompt.append(tasks[task])
+        prompt.append(_task(settings, tasks))
     elif language is not None and "transcribe" in tasks:
         prompt.append(tasks["transcribe"])
-    ending = given.get("no_timestamps_token_id")
+    ending = settings["no_timestamps_token_id"]
     if ending is not None:
-        _check(ending, "no_timestamps_token_id", vocab_size)
-        if given.get("return_timestamps"):
+        if settings["return_timestamps"]:
             prompt = prompt[:-1] if prompt and prompt[-1] == ending else prompt
         elif not prompt or prompt[-1] != ending:
             prompt.append(ending)
-    return [token for token in prompt if token is not None], choices
+    return tuple(token for token in prompt if token is not None), choices
 
 
-def _forced(given: Mapping[str, Any], vocab_size: int) -> list[int | None]:
-    """Return the prompt of ``forced_decoder_ids``, the older form: [[1, language or None], [2, task], ...]."""
-    pairs = given.get("forced_decoder_ids") or []
-    whole = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
-    if not whole or [pair[0] for pair in pairs] != list(range(1, len(pairs) + 1)):
-        raise GenerationError(
-            f"forced_decoder_ids={reprlib.repr(pairs)} is no prompt; expected [[1, token], [2, token], ...]"
-        )
-    for _, token in pairs:
-        if token is not None:
-            _check(token, "forced_decoder_ids", vocab_size)
-    return [token for _, token in pairs]
-
-
-def _language(language: object, languages: Mapping[str, int]) -> int:
-    code = language.lower() if isinstance(language, str) else ""
+def _language(settings: Settings, languages: Mapping[str, int]) -> int:
+    code = settings["language"].lower() if isinstance(settings["language"], str) else ""
     for name in (code, f"<|{code}|>"):
         if name in languages:
             return languages[name]
-    known = sorted(name.strip("<|>") for name in languages)
-    shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "") if known else "none, so leave it out"
-    raise GenerationError(f"language={reprlib.repr(language)} is no language code of this model; it has {shown}")
+    codes = sorted(name.strip("<|>") for name in languages)
+    raise _not_one_of(settings, "language", "a language code of this model", codes)
 
 
-def _ids(given: Mapping[str, Any], name: str, vocab_size: int) -> dict[str, int]:
-    table = given.get(name) or {}
-    if not isinstance(table, dict):
-        raise GenerationError(f"{name}={reprlib.repr(table)} is no table of token ids; restore the generation config")
-    for token in table.values():
-        _check(token, name, vocab_size)
-    return table
+def _task(settings: Settings, tasks: Mapping[str, int]) -> int:
+    known = [name for name in TASKS if name in tasks]
+    if settings["task"] not in known:
+        raise _not_one_of(settings, "task", "a task of this model", known)
+    return tasks[settings["task"]]
 
 
-def _check(token: object, name: str, vocab_size: int) -> None:
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-        raise GenerationError(
-            f"{name} holds {token!r}, outside the vocabulary; expected ids from 0 to {vocab_size - 1}"
-        )
+def _not_one_of(settings: Settings, name: str, expected: str, known: list[str]) -> GenerationError:
+    more = ", ..." if len(known) > SHOWN else ""
+    fix = f"pass one of {', '.join(known[:SHOWN])}{more}" if known else "leave it out, since this model has none"
+    return settings.given(name).error(expected=expected, fix=fix)

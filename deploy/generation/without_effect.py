@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
-from tightbeam.deploy.generation.given import CALL, Layer, caller_layers, merged, settings_of
+from tightbeam.deploy.generation.layers import CALL, Layer, caller_layers, merged, settings_of
 
 __all__ = ["remove_settings_without_effect"]
 

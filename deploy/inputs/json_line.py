@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.fixes import with_fields
-from tightbeam.deploy.generation.given import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
+from tightbeam.deploy.errors import JSON, CallerError, GenerationError, InputError
+from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
 __all__ = ["TRUNCATE", "in_json", "read_json_line", "read_settings", "settings_of_line"]
@@ -114,9 +113,9 @@ def settings_of_line(
     return settings_of([*below, *caller_layers(effective)]), truncate, notes
 
 
-def in_json(error: InputError | GenerationError) -> InputError | GenerationError:
-    """The error of a line, with fields of it in its fix."""
-    return type(error)(with_fields(str(error)))
+def in_json(error: CallerError) -> CallerError:
+    """Return the error of a line with a fix in JSON."""
+    return type(error)(error.written_for(JSON))
 
 
 def _without(layer: Layer, names: set[str]) -> Layer:

@@ -13,7 +13,7 @@ from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.scoring import TIMES
+from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.image.processors import AnyProcessor, read_processor
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.model.texts import Texts

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
-from tightbeam.deploy.generation.given import Layer, caller_layers, merged, settings_of
+from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.layers import Layer, caller_layers, merged, settings_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
-from tightbeam.deploy.generation.resolve import options_for
-from tightbeam.deploy.generation.scoring import TIMES
+from tightbeam.deploy.generation.resolve import ResolvedSettings, resolve_settings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
+
+RESOLVED = 128
+"""Settings that stay resolved: those of all lines, and those of the latest lines and requests with their own."""
 
 
 class ModelSettings:
@@ -38,6 +42,7 @@ class ModelSettings:
 
     def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
         self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
+        self._resolved = lru_cache(RESOLVED)(self._resolve)
 
     def options(self, **settings: Any) -> GenerationOptions:
         """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
@@ -80,15 +85,7 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model and prompt.
         """
-        return self._checked(
-            options_for(
-                self._manifest.generation,
-                self._with_token_ids(settings),
-                self._manifest.sizes,
-                speech=self._manifest.has_windows,
-                prompt_length=prompt_length,
-            )
-        )
+        return self._checked(self._resolved(caller_layers(settings)).for_prompt(prompt_length))
 
     def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
         """Resolve settings for one window of a recording.
@@ -109,8 +106,12 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or window.
         """
-        about, given = self._manifest, self._with_token_ids(settings)
-        return self._checked(options_for(about.generation, given, about.sizes, speech=True, window=window))
+        return self._checked(self._resolved(caller_layers(settings)).for_window(window))
+
+    def _resolve(self, given: tuple[Layer, ...]) -> ResolvedSettings:
+        """Resolve the settings of a caller. Raises GenerationError."""
+        about, settings = self._manifest, self._with_token_ids(settings_of(given))
+        return resolve_settings(about.generation, settings, about.sizes, speech=about.has_windows)
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
@@ -142,9 +143,9 @@ class ModelSettings:
         if options.aligned and (obstacle := self._runtime.alignment_obstacle):
             raise GenerationError(f"{TIMES}=True cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
-            raise GenerationError(
-                f"{options.needs_logits} needs all scores of a step, which {obstacle} {options.without_logits}"
-            )
+            reason, _, renewal = obstacle.partition("; ")
+            problem = f"{options.needs_logits} needs all scores of a step, which {reason}"
+            raise GenerationError(problem, fix=options.without_logits.after(f"{renewal} "))
         return options
 
     def without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:

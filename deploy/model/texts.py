@@ -7,7 +7,7 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model.settings import ModelSettings
@@ -82,10 +82,9 @@ class Texts:
             limit = max(1, min(limit, self._longest_prompt(settings)))
         length = len(ids)
         if length > limit and not truncate:
-            raise InputError(
-                f"text of {length} tokens is longer than {longest_source(self._sizes)}; shorten it, or cut it "
-                "with --truncate (truncate=True)"
-            )
+            problem = f"text of {length} tokens is longer than {longest_source(self._sizes)}"
+            truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
+            raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
         ids = codec.truncate(text, limit) if length > limit else ids
         ids = from_language(ids, self._about.generation, settings)
         if not ids:
@@ -194,8 +193,7 @@ class Texts:
             The bundle has none.
         """
         if self._codec is None:
-            raise InputError(
-                f"bundle {self._bundle.path} has no tokenizer, since its checkpoint has none; pass token ids "
-                "(Runner.generate, or --ids)"
-            )
+            problem = f"bundle {self._bundle.path} has no tokenizer, since its checkpoint has none"
+            where = PerFrontEnd(" (Runner.generate, or --ids)", " (--ids)", "")
+            raise InputError(problem, fix=Fix("pass token ids{}", where))
         return self._codec

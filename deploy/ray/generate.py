@@ -45,8 +45,10 @@ class Generate:
     settings_column : str, optional
         The column with settings of each row alone, which override ``settings``: a struct or a map, of which what is
         null is left out, or the text of a JSON object; null for none. A row whose settings are wrong has an error.
-    engine, device : str
-        Those of `Runner.load`.
+    engine : str
+        That of `Runner.load`.
+    device : str
+        That of `Runner.load`.
     threads : int, optional
         Threads of one operator; by default ``num_cpus`` of the actor.
     **settings

@@ -15,7 +15,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.cluster import connected, machines
@@ -188,7 +188,7 @@ def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
         raise InputError(f"--ray is for texts, and this is {kind}; leave --ray out")
     if manifest.tokenizer is None and not rows.ids:
         raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")
-    return options_for(manifest.generation, rows.generation, manifest.sizes, speech=False)
+    return resolve_settings(manifest.generation, rows.generation, manifest.sizes, speech=False).for_prompt(1)
 
 
 def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapping[str, Any]:

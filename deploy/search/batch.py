@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Bools, Floats, Ints, Nodes
-from tightbeam.deploy.generation.confidence import Confidence
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
-from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates, forced_tokens
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.search.measures import Measures
-from tightbeam.deploy.search.nodes import next_nodes
-from tightbeam.deploy.search.pool import Pool
-from tightbeam.deploy.search.renormalized import renormalized
-from tightbeam.deploy.search.rows import log_softmax
-from tightbeam.deploy.search.step import Candidates, Step, StepInputs, best
-from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
-from tightbeam.deploy.search.token_scores import RowScores, Scored, Trail
-from tightbeam.deploy.tries.trie import FREE, ROOT
+from tightbeam.deploy.search.observers import Observer, SampleStep, observers_of
+from tightbeam.deploy.search.processors import Processors, processors_of
+from tightbeam.deploy.search.processors.forced_tokens import forced_candidates
+from tightbeam.deploy.search.processors.trie import TrieRows
+from tightbeam.deploy.search.rows import Ranked, best, candidates_of_rows
+from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
+from tightbeam.deploy.search.token_scores import RowScores
 
-__all__ = ["BatchSearch", "Place", "scored_rows"]
+__all__ = ["BatchSearch", "Place"]
 
+State = TypeVar("State")
+"""What a kind of search keeps of each sample."""
 NO_TOKEN = -2
 """Filler in the table of end tokens, which equals no token."""
-
-
 LOWEST = np.finfo(np.float32).min
 
 
 @dataclass
-class Place:
+class Place(Generic[State]):
     """One sample of the batch.
 
     Attributes
@@ -44,45 +41,41 @@ class Place:
     options : GenerationOptions
     P : int
         Tokens that the sample's rows begin with.
-    bans : Bans
-        The banned tokens of its steps.
-    pool : int64 [M, max_length] or None
-        The finished sequences of beam search; None before there are any.
-    draws : float64 [M, new tokens] or None
-        The random numbers of sampling; of beam sampling [new tokens, K].
-    trail : Trail or None
-        The scores of tokens, where they are asked for.
-    measures : Measures or None
-        What is measured of its confidence.
-    pools : list of Pool
-        The finished sequences of each group of beams in diverse beam search; else empty.
+    processors : Processors
+        The score processors that its settings ask for.
+    observers : list of Observer
+        The observers that its settings ask for.
+    state : State
+        What the search keeps of it.
     """
 
     number: int
     options: GenerationOptions
     P: int
-    bans: Bans
-    pool: Ints | None = None
-    draws: Floats | None = None
-    trail: Trail | None = None
-    measures: Measures | None = None
-    pools: list[Pool] = field(default_factory=list)
+    processors: Processors
+    observers: list[Observer]
+    state: State
 
 
-class BatchSearch:
+class BatchSearch(Generic[State]):
     """Base of the searches: what a step is given, the decoder prompt, joining and leaving.
+
+    A step runs the decoder, and lets the score processors and observers of each sample do their part. It knows none of
+    them: `PROCESSORS` and `OBSERVERS` list them.
 
     Parameters
     ----------
     step : Step
         The decoder, whose batch has the same samples in the same places.
-    num_beams : int
-        M, of all samples.
+    options : GenerationOptions
+        The options of any sample of the batch.
     callback : SearchCallback
         Receives tokens and results, and may cancel samples.
 
     Attributes
     ----------
+    M : int
+        Rows of each sample.
     places : list of Place
     lengths : int64 [B]
         Tokens of each sample's rows so far.
@@ -90,18 +83,62 @@ class BatchSearch:
         Beam scores; zeros in greedy search, and during a decoder prompt.
     parents : int64 [B, M]
         The beam of the last step that each row continues.
-    nodes : int32 [B, M]
-        The node of each row in the samples' trie; `FREE` without one, and before its length ``root``.
+    trie : TrieRows
+        The rows in the samples' trie.
     """
 
-    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
-        self.step, self.callback, self.M = step, callback, num_beams
-        self.places: list[Place] = []
+    def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
+        self.step, self.callback, self.M = step, callback, options.num_beams
+        self.places: list[Place[State]] = []
         self.lengths = np.zeros(0, np.int64)
-        self.scores = np.zeros((0, num_beams), np.float32)
-        self.parents = np.zeros((0, num_beams), np.int64)
-        self.nodes: Nodes = np.zeros((0, num_beams), np.int32)
+        self.scores = np.zeros((0, self.M), np.float32)
+        self.parents = np.zeros((0, self.M), np.int64)
+        self.trie = TrieRows(options.trie, self.M)
+        for name, row in self.first_rows().items():
+            setattr(self, name, row[:0])
         self._refresh()
+
+    # What a kind of search defines.
+
+    def advance(self) -> None:
+        """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
+        raise NotImplementedError
+
+    def filler(self, options: GenerationOptions) -> int:
+        """The token that a sample's rows are padded with."""
+        raise NotImplementedError
+
+    def new_state(self, options: GenerationOptions, beginning: int) -> State:
+        """What the search keeps of a sample that joins, whose rows begin with some tokens."""
+        raise NotImplementedError
+
+    def first_scores(self) -> Floats:
+        """The scores [1, M] of a sample's rows before their first token is chosen."""
+        return np.zeros((1, self.M), np.float32)
+
+    def first_rows(self) -> dict[str, Array]:
+        """The search's own attributes that are arrays by place, by name: the row [1, ...] of a sample that joins."""
+        return {}
+
+    def step_scores(self) -> Floats:
+        """The scores float32 [B, M] that a step adds to the scores of its tokens."""
+        return np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
+
+    def possible_scores(self, candidates: Candidates, index: int, row: int) -> Floats:
+        """The scores of a row's next token, as `SampleStep.possible_scores`."""
+        return self.row_scores(candidates, index, row)
+
+    def chosen_by(self, candidates: Candidates, index: int, row: int) -> RowScores:
+        """The scores that a sample's row chooses its next token by, before anything is written."""
+        options, scores = self.places[index].options, self.next_scores(candidates, index, row)
+        assert options.scoring is not None
+        continued = self.last_resort(index, range(self.M)) if scores.max() == -np.inf else None
+        if continued is not None:
+            scores = np.full_like(scores, -np.inf)
+            scores[continued[row]] = options.forced_score(len(continued[row]))
+        return RowScores(scores, normalize=options.scoring.normalize)
+
+    # Joining.
 
     def join(
         self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
@@ -123,128 +160,154 @@ class BatchSearch:
         known = np.array(options.prompt[:1] if beginning is None else beginning, np.int64)
         P = len(options.prompt) if beginning is None else len(known)
         self.step.history[len(self.places), :, : len(known)] = known
-        trail = None if options.scoring is None else Trail(options.scoring)
-        self.places.append(Place(number, options, P, bans_of(options, source), trail=trail))
-        if options.measured is not None:
-            self.places[-1].measures = Measures(options.measured, self.M, options.max_length - P)
+        processors, observers = processors_of(options, source), observers_of(options, P)
+        self.places.append(Place(number, options, P, processors, observers, self.new_state(options, P)))
         self.lengths = np.append(self.lengths, len(known))
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
-        self.scores = np.concatenate([self.scores, first])
-        self.parents = np.concatenate([self.parents, np.arange(self.M)[None]])
-        node = ROOT if options.trie is not None and len(known) >= options.root else FREE
-        self.nodes = np.concatenate([self.nodes, np.full((1, self.M), node, np.int32)])
+        for name, row in {"scores": first, "parents": np.arange(self.M)[None], **self.first_rows()}.items():
+            setattr(self, name, np.concatenate([getattr(self, name), row]))
+        self.trie.join(options, len(known))
         self._joined = True
 
     def align(self, keys: Array) -> None:
         """Give the newest sample, which asks for times of tokens, the keys [A, N, K] of its alignment heads."""
-        trail = self.places[-1].trail
-        assert trail is not None
-        trail.keys = keys
-
-    def advance(self) -> None:
-        """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
-        raise NotImplementedError
-
-    def filler(self, options: GenerationOptions) -> int:
-        """The token that a sample's rows are padded with."""
-        raise NotImplementedError
-
-    def first_scores(self) -> Floats:
-        """The scores [1, M] of a sample's rows before their first token is chosen."""
-        return np.zeros((1, self.M), np.float32)
+        for observer in self.places[-1].observers:
+            observer.on_keys(keys)
 
     def _refresh(self) -> None:
-        """Make the arrays that depend on the samples in the batch alone."""
+        """Make the arrays and lists that depend on the samples in the batch alone."""
         self._joined = False  # samples have joined since
         places = self.places
         self.index = np.arange(len(places))[:, None]  # [B, 1]
         self._numbers = np.array([place.number for place in places], np.int64)
         self.max_lengths = np.array([place.options.max_length for place in places], np.int64)
         self.beginnings = np.array([place.P for place in places], np.int64)
-        self._looked_at = [  # places of the samples whose whole rows are read at each step
-            index
-            for index, place in enumerate(places)
-            if place.options.timestamps is not None or place.measures is not None or place.options.renormalize
-        ]
-        self._trie = places[0].options.trie if places else None  # all samples of a batch have the same one
-        self._roots = np.array([place.options.root for place in places], np.int64)
+        self._same_bans = all(place.processors is places[0].processors for place in places)
+        self._forcing = [index for index, place in enumerate(places) if place.processors.forces]
+        self._reading_rows = [index for index, place in enumerate(places) if place.processors.reads_rows]
+        self._observers = [(index, observer) for index, place in enumerate(places) for observer in place.observers]
         ends = [place.options.eos_token_ids for place in places]
         self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
         for row, tokens in zip(self._eos, ends, strict=True):
             row[:, : len(tokens)] = tokens
 
-    def is_end(self, tokens: Ints) -> Bools:
-        """Return bool [B, X]: True for each of ``tokens`` int64 [B, X] that ends a sequence."""
-        ends: Bools = (tokens[:, :, None] == self._eos).any(axis=2)
-        return ends
+    # A step: the decoder, and what processors make of its candidates.
 
     def run_step(self) -> tuple[Candidates, Bools]:
-        """Run the decoder over all rows.
+        """Run the decoder over all rows, and apply the processors that the search head does not.
 
         Returns
         -------
         Candidates
-            Those of each sample, forced tokens among them; valid until the next step.
+            The candidates of each sample, forced tokens among them; valid until the next step.
         bool [B]
             True for a sample whose decoder prompt is not over. Its candidates do not count.
         """
         found, prompted = self.run_decoder()
         forced = self.forced()
-        by_rows = [] if found.rows is None else [place for place in self._looked_at if not prompted[place]]
+        by_rows = [] if found.rows is None else [index for index in self._reading_rows if not prompted[index]]
         if forced or by_rows:
-            copies = found.scores.copy(), found.beams.copy(), found.tokens.copy()
-            found = Candidates(*copies, found.rows, found.queries)
+            found = found.copy()
         for index in by_rows:
-            place = self.places[index]
-            ranked = self._renormalized(found, index) if place.options.renormalize else None
-            if ranked is None:
-                rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
-                if place.measures is not None:
-                    place.measures.set_rows(rows)
-                if place.options.timestamps is not None or place.options.renormalize:
-                    ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
-            if ranked is not None:
-                found.scores[index], found.beams[index], found.tokens[index] = ranked
-        for index in self._without_candidates(found, prompted):
-            if (continued := self.forced_by_trie(index, range(self.M))) is not None:
-                found = Candidates(found.scores.copy(), found.beams.copy(), found.tokens.copy(), found.rows)
-                self._force(found, index, continued)
+            found.put(index, self._ranked(found, index))
+        if blocked := self.trie.without_candidates(found.scores, prompted):
+            found = found.copy()
+        for index in blocked:
+            if (continued := self.last_resort(index, range(self.M))) is not None:
+                found.put(index, self._continued(index, continued, found.scores.shape[1]))
         for index, only in forced:
-            own = forced_candidates(self.places[index].options, only, self.scores[index : index + 1])
-            found.scores[index], found.beams[index], found.tokens[index] = own.scores[0], own.beams[0], own.tokens[0]
+            found.put(index, self.forced_of(index, only))
         return found, prompted
 
-    def _renormalized(self, found: Candidates, index: int) -> tuple[Floats, Ints, Ints] | None:
-        """The candidates of a sample after renormalisation; None where whole rows say which they are."""
-        place, own = self.places[index], (found.scores[index], found.beams[index], found.tokens[index])
-        if found.rows is None or place.options.timestamps is not None or place.measures is not None:
-            return None
-        if len(own[0]) == place.options.vocab_size:  # then there may be none more than the search needs
-            return None
-        return renormalized(found.rows, index, self.step_scores()[index], own)
+    def run_decoder(self) -> tuple[Candidates, Bools]:
+        """Run the decoder over all rows, as `run_step` does; the candidates are those of the search head."""
+        if self._joined:
+            self._refresh()
+        lengths = self.lengths
+        history = self.step.history[:, :, : int(lengths.max())]
+        tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
+        prompted = lengths < self.beginnings
+        banned, scores = self._banned(history, prompted), self.step_scores()
+        found = self.step(StepInputs(tokens, history, lengths, self.parents, scores, banned, self.trie.nodes))
+        for index, observer in self._observers:
+            if found.rows is not None:
+                observer.on_decoder(int(lengths[index]), found.rows, index * self.M)
+            if not prompted[index]:
+                observer.on_step(self._sample_step(found, index))
+        return found, prompted
 
-    def _without_candidates(self, found: Candidates, prompted: Bools) -> list[int]:
-        """The places of the samples whose candidates all score -inf, in a run with a trie."""
-        if self._trie is None:
-            return []
-        places: list[int] = np.flatnonzero(np.isneginf(found.scores[:, 0]) & ~prompted).tolist()
-        return places
+    def _sample_step(self, found: Candidates, index: int) -> SampleStep:
+        rows = slice(index * self.M, (index + 1) * self.M)
+        possible, chosen_by = partial(self.possible_scores, found, index), partial(self.chosen_by, found, index)
+        return SampleStep(possible, chosen_by, None if found.queries is None else found.queries[rows])
 
-    def _force(self, found: Candidates, index: int, continued: list[Ints]) -> None:
-        """Write the candidates of a sample whose rows go on by some tokens each, with the token score 0."""
-        place, (M, C) = self.places[index], (self.M, found.scores.shape[1])
-        scores = np.full((M, place.options.vocab_size), -np.inf, np.float32)
-        for beam, tokens in enumerate(continued):
-            scores[beam, tokens] = self.scores[index, beam] + place.options.forced_score(len(tokens))
-        (chosen,) = best(scores.reshape(1, -1), C)
-        found.beams[index], found.tokens[index] = chosen // scores.shape[1], chosen % scores.shape[1]
-        found.scores[index] = scores.reshape(-1)[chosen]
+    def _banned(self, history: Ints, prompted: Bools) -> Ints:
+        """The banned tokens int64 [B, M, X] of a step; -1 is an unused entry."""
+        lengths = self.lengths.tolist()
+        if self._same_bans and lengths.count(lengths[0]) == len(lengths) and not prompted.any():
+            return self.places[0].processors.banned(history)
+        parts = [
+            _not_choices(place, length) if feeding else place.processors.banned_of_sample(history[index, :, :length])
+            for index, (place, length, feeding) in enumerate(zip(self.places, lengths, prompted.tolist(), strict=True))
+        ]
+        widest = max(part.shape[-1] for part in parts)
+        banned = np.full((len(parts), self.M, widest), -1, np.int64)
+        for row, part in zip(banned, parts, strict=True):
+            row[:, : part.shape[-1]] = part
+        return banned
 
-    def forced_by_trie(self, index: int, beams: Sequence[int]) -> list[Ints] | None:
-        """The tokens that rows of a sample go on by, each with the score 0, where all that the trie allows is banned.
+    def _ranked(self, found: Candidates, index: int) -> Ranked:
+        """The candidates of a sample whose settings rank whole rows."""
+        assert found.rows is not None
+        place, ranked = self.places[index], None
+        if not any(observer.reads_rows for observer in place.observers):
+            ranked = place.processors.rank(found.rows, index, self.step_scores()[index], found.of(index))
+        if ranked is None:
+            rows = [self.row_scores(found, index, beam) for beam in range(self.M)]
+            ranked = candidates_of_rows(rows, self.scores[index], found.scores.shape[1])
+        return ranked
 
-        transformers forces them where no row of a sample has another token: the trie outweighs the settings whose
-        processors come before it (repeated n-grams, bad words, least lengths), not those behind it (suppressed tokens).
+    def row_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
+        """The scores float32 [vocabulary] of the next token of a row, all processors applied; not to be written to.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            The candidates of the step, with its rows.
+        index : int
+            The sample's place.
+        beam : int
+            The row.
+        """
+        assert candidates.rows is not None
+        place, scores = self.places[index], candidates.rows.processed(index * self.M + beam)
+        return place.processors.process(scores, self.step.history[index, beam, : self.lengths[index]], place.P)
+
+    def next_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
+        """The scores float32 [vocabulary] of the next token of a row, as `row_scores`; forced tokens alone have any."""
+        place = self.places[index]
+        only = place.processors.forced(int(self.lengths[index]))
+        if not only:
+            return self.row_scores(candidates, index, beam)
+        scores = np.full(place.options.vocab_size, -np.inf, np.float32)
+        scores[list(only)] = place.options.forced_score(len(only))
+        return scores
+
+    def forced(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The places of the samples of which some tokens alone may follow, and these tokens."""
+        return [
+            (index, only)
+            for index in self._forcing
+            if (length := int(self.lengths[index])) >= (place := self.places[index]).P
+            and (only := place.processors.forced(length))
+        ]
+
+    def forced_of(self, index: int, only: tuple[int, ...], beams: slice = slice(None)) -> Ranked:
+        """The candidates of a sample, or of some of its beams, of which some tokens alone may follow."""
+        return forced_candidates(self.places[index].options, only, self.scores[index : index + 1, beams]).of(0)
+
+    def last_resort(self, index: int, beams: Sequence[int]) -> list[Ints] | None:
+        """The tokens that rows of a sample go on by if nothing else may follow, as `TrieRows.last_resort`.
 
         Parameters
         ----------
@@ -256,104 +319,25 @@ class BatchSearch:
         Returns
         -------
         list of integers [X], or None
-            The tokens of each row; None where something else may follow, and where the trie is not begun or has ended.
         """
-        place, length = self.places[index], int(self.lengths[index])
-        if self._trie is None or self.nodes[index, 0] == FREE:
-            return None
-        children = [self._trie.children(int(self.nodes[index, beam])) for beam in beams]
-        rows = [self.step.history[index, beam, :length] for beam in beams]
-        split = [place.bans.left_by_trie(tokens, row) for tokens, row in zip(children, rows, strict=True)]
-        if any(len(before) for before, _ in split):
-            return None
-        return [behind for _, behind in split] if any(len(behind) for _, behind in split) else None
+        rows = [self.step.history[index, beam, : self.lengths[index]] for beam in beams]
+        return self.trie.last_resort(index, beams, rows, self.places[index].processors)
 
-    def run_decoder(self) -> tuple[Candidates, Bools]:
-        """Run the decoder over all rows, as `run_step` does; forced tokens are not among the candidates."""
-        if self._joined:
-            self._refresh()
-        lengths = self.lengths
-        history = self.step.history[:, :, : int(lengths.max())]
-        tokens = history[self.index, np.arange(self.M), lengths[:, None] - 1]  # [B, M]
-        prompted = lengths < self.beginnings
-        banned = self._banned(history, prompted)
-        found = self.step(StepInputs(tokens, history, lengths, self.parents, self.step_scores(), banned, self.nodes))
-        for index, place in enumerate(self.places):
-            if place.measures is not None and found.rows is not None:
-                place.measures.hear(int(lengths[index]), found.rows.logits[index * self.M])
-        return found, prompted
-
-    def step_scores(self) -> Floats:
-        """The scores float32 [B, M] that a step adds to those of its tokens."""
-        return np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
-
-    def measure(self, prompted: Bools, tokens: Ints, parents: Ints) -> None:
-        """Measure the tokens int64 [B, M] that continue the rows ``parents`` int64 [B, M], but for decoder prompts."""
-        for index in np.flatnonzero(~prompted).tolist():
-            if (measures := self.places[index].measures) is not None:
-                measures.extend(parents[index], tokens[index])
-
-    def confidence(self, index: int) -> Confidence | None:
-        """The confidence of a sample's first row, where it is measured."""
-        measures = self.places[index].measures
-        return None if measures is None else measures.of_row()
-
-    def row_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
-        """The scores float32 [vocabulary] of the next token of a row, all processors applied; not to be written to.
-
-        Parameters
-        ----------
-        candidates : Candidates
-            Those of the step, with its rows.
-        index : int
-            The sample's place.
-        beam : int
-            The row.
-        """
-        assert candidates.rows is not None
-        place, scores = self.places[index], candidates.rows.processed(index * self.M + beam)
-        if place.options.timestamps is not None:
-            scores = scores.copy()
-            new = self.step.history[index, beam, place.P : self.lengths[index]]
-            apply_timestamp_rules(place.options.timestamps, scores, new)
-        return log_softmax(scores) if place.options.renormalize and scores.max() > -np.inf else scores
-
-    def next_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
-        """The scores float32 [vocabulary] of the next token of a row, as `row_scores`; forced tokens alone have any."""
+    def _continued(self, index: int, continued: list[Ints], count: int) -> Ranked:
+        """The best ``count`` candidates of a sample whose rows go on by some tokens each, as forced ones."""
         options = self.places[index].options
-        only = forced_tokens(options, int(self.lengths[index]))
-        if not only:
-            return self.row_scores(candidates, index, beam)
-        scores = np.full(options.vocab_size, -np.inf, np.float32)
-        scores[list(only)] = options.forced_score(len(only))
-        return scores
+        scores = np.full((self.M, options.vocab_size), -np.inf, np.float32)
+        for beam, tokens in enumerate(continued):
+            scores[beam, tokens] = self.scores[index, beam] + options.forced_score(len(tokens))
+        (chosen,) = best(scores.reshape(1, -1), count)
+        return scores.reshape(-1)[chosen], chosen // scores.shape[1], chosen % scores.shape[1]
 
-    def forced(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The places of the samples of which some tokens alone may follow, and these tokens."""
-        return [
-            (index, only)
-            for index, (place, length) in enumerate(zip(self.places, self.lengths.tolist(), strict=True))
-            if length >= place.P and (only := forced_tokens(place.options, length))
-        ]
+    # What a search has chosen.
 
-    def _banned(self, history: Ints, prompted: Bools) -> Ints:
-        """The banned tokens int64 [B, M, X] of a step; -1 is an unused entry."""
-        first = self.places[0]
-        lengths = self.lengths.tolist()
-        if not prompted.any() and all(
-            place.bans is first.bans and length == lengths[0]
-            for place, length in zip(self.places, lengths, strict=True)
-        ):
-            return first.bans.banned(history)
-        parts = [
-            _choices(place, length) if feeding else place.bans.of_sample(history[index, :, :length])
-            for index, (place, length, feeding) in enumerate(zip(self.places, lengths, prompted.tolist(), strict=True))
-        ]
-        widest = max(part.shape[-1] for part in parts)
-        banned = np.full((len(parts), self.M, widest), -1, np.int64)
-        for row, part in zip(banned, parts, strict=True):
-            row[:, : part.shape[-1]] = part
-        return banned
+    def is_end(self, tokens: Ints) -> Bools:
+        """Return bool [B, X]: True for each of ``tokens`` int64 [B, X] that ends a sequence."""
+        ends: Bools = (tokens[:, :, None] == self._eos).any(axis=2)
+        return ends
 
     def feed_prompts(self, prompted: Bools, tokens: Ints, scores: Floats, parents: Ints, best: Ints) -> None:
         """Replace what a step chose for samples whose decoder prompt is not over by the prompt's next token.
@@ -373,32 +357,22 @@ class BatchSearch:
             parents[index] = np.arange(self.M)
             scores[index] = self.first_scores()[0] if length + 1 == place.P else 0
 
-    def begin_trails(self, candidates: Candidates, prompted: Bools) -> None:
-        """Let the trails of samples whose decoder prompt is over read the scores of this step."""
-        for index, place in enumerate(self.places):
-            if place.trail is not None and not prompted[index]:
-                rows = slice(index * self.M, (index + 1) * self.M)
-                queries = None if candidates.queries is None else candidates.queries[rows]
-                place.trail.begin(partial(self.scored_row, candidates, index), queries)
-
-    def advance_trails(self, tokens: Ints, prompted: Bools, ended: Bools | None = None) -> None:
-        """Let the trails follow a step, in which each row continues its parent by one of ``tokens`` int64 [B, M]; rows
+    def observe(self, tokens: Ints, prompted: Bools, ended: Bools | None = None) -> None:
+        """Let observers follow a step, in which each row continues its parent by one of ``tokens`` int64 [B, M]; rows
         that have ended before, bool [B, M], do not."""
-        for index, place in enumerate(self.places):
-            if place.trail is not None and not prompted[index]:
+        for index, observer in self._observers:
+            if not prompted[index]:
                 over = np.zeros(self.M, np.bool_) if ended is None else ended[index]
-                place.trail.advance(self.parents[index], tokens[index], over)
+                observer.on_tokens(self.parents[index], tokens[index], over)
 
-    def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
-        """The scores that a sample's row chooses its next token by, before anything is written."""
-        scores, scoring = self.next_scores(candidates, index, row), self.places[index].options.scoring
-        assert scoring is not None
-        if self._trie is not None and scores.max() == -np.inf:
-            continued = self.forced_by_trie(index, range(self.M))
-            if continued is not None:
-                scores = np.full_like(scores, -np.inf)
-                scores[continued[row]] = self.places[index].options.forced_score(len(continued[row]))
-        return RowScores(scores, normalize=scoring.normalize)
+    def report_rows(self, index: int, tokens: Ints) -> None:
+        """Report the rows of a sample, which end with ``tokens`` int64 [M] of this step, as its result."""
+        place = self.places[index]
+        before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
+        result = SearchResult(np.concatenate([before, tokens[:, None]], axis=1), None)
+        for observer in place.observers:
+            result = observer.add_running(result)
+        self.callback.on_finished(place.number, result)
 
     def write(self, tokens: Ints, last: Bools) -> None:
         """Let every row continue its parent by one of ``tokens`` int64 [B, M]. Samples at their ``last`` length, bool
@@ -409,16 +383,15 @@ class BatchSearch:
         going = np.flatnonzero(~last)
         self.step.history[going[:, None], np.arange(self.M), self.lengths[going, None]] = tokens[going]
         self.lengths += 1
-        if self._trie is not None:
-            self.nodes = next_nodes(self._trie, self.nodes[self.index, self.parents], tokens, self.lengths, self._roots)
+        self.trie.follow(self.index, self.parents, tokens, self.lengths)
 
     def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
         """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""
         cancelled = np.zeros(len(self.places), np.bool_)
         counted = np.flatnonzero(~prompted)
         if len(counted):
-            told = None if tokens is None else tokens[counted]
-            cancelled[counted] = self.callback.on_step(self._numbers[counted], told)
+            reported = None if tokens is None else tokens[counted]
+            cancelled[counted] = self.callback.on_step(self._numbers[counted], reported)
         return cancelled
 
     def remove(self, removed: Bools) -> None:
@@ -429,21 +402,13 @@ class BatchSearch:
         if compaction.remaining:
             self.step.compact(compaction)
         self.places = _compacted(compaction, self.places)
-        for name in self.arrays():
+        for name in ("lengths", "scores", "parents", *self.first_rows()):
             setattr(self, name, compaction.apply(getattr(self, name)))
+        self.trie.compact(compaction)
         self._refresh()
 
-    def arrays(self) -> tuple[str, ...]:
-        """Names of the attributes that are arrays by place."""
-        return ("lengths", "scores", "parents", "nodes")
 
-
-def scored_rows(place: Place) -> Scored:
-    """The scores of the tokens of a sample's rows."""
-    return Scored() if place.trail is None else place.trail.scored(place.trail.heads)
-
-
-def _choices(place: Place, length: int) -> Ints:
+def _not_choices(place: Place[State], length: int) -> Ints:
     """The banned tokens int64 [X] of a step within a decoder prompt."""
     if place.options.prompt[length] != CHOSEN:
         return np.zeros(0, np.int64)
@@ -451,7 +416,7 @@ def _choices(place: Place, length: int) -> Ints:
     return banned
 
 
-def _compacted(compaction: Compaction, places: Sequence[Place]) -> list[Place]:
+def _compacted(compaction: Compaction, places: Sequence[Place[State]]) -> list[Place[State]]:
     left = list(places)
     for source, hole in compaction.moves:
         left[hole] = left[source]

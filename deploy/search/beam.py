@@ -6,23 +6,36 @@ operations. Scores of excluded candidates are lowered by 1e9, as there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
-from tightbeam.deploy.search.callbacks import SearchCallback
-from tightbeam.deploy.search.step import OUT, Candidates, SearchResult, Step, best, only_first_beams
-from tightbeam.deploy.search.token_scores import Scored
+from tightbeam.deploy.search.rows import best
+from tightbeam.deploy.search.step import OUT, Candidates, SearchResult, only_first_beams
 
-__all__ = ["BeamSearch"]
+__all__ = ["BeamSearch", "FinishedBeams"]
 
 IN = np.float32(0)
 
 
-class BeamSearch(BatchSearch):
+@dataclass
+class FinishedBeams:
+    """The pool of finished sequences of a sample.
+
+    Attributes
+    ----------
+    sequences : int64 [M, max_length] or None
+        Best first; None before there are any.
+    """
+
+    sequences: Ints | None = None
+
+
+class BeamSearch(BatchSearch[FinishedBeams]):
     """Continue each sample by its ``num_return_sequences`` best sequences.
 
     Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
@@ -44,18 +57,16 @@ class BeamSearch(BatchSearch):
     Attributes
     ----------
     descending : bool
-        True where the candidates of a step are in the order of their scores.
+        True if the candidates of a step are in the order of their scores.
+    pool_scores : float32 [B, M]
+        Scores of the finished sequences.
+    pool_lengths : int64 [B, M]
+        Their new tokens.
     """
 
     descending = True
-
-    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
-        self.pool_scores = np.zeros((0, num_beams), np.float32)
-        self.pool_lengths = np.zeros((0, num_beams), np.int64)  # new tokens
-        super().__init__(step, num_beams, callback)
-
-    def arrays(self) -> tuple[str, ...]:
-        return (*super().arrays(), "pool_scores", "pool_lengths")
+    pool_scores: Floats
+    pool_lengths: Ints
 
     def filler(self, options: GenerationOptions) -> int:
         return options.fill_token_id
@@ -63,12 +74,11 @@ class BeamSearch(BatchSearch):
     def first_scores(self) -> Floats:
         return only_first_beams(self.M)
 
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        self.pool_scores = np.concatenate([self.pool_scores, np.full((1, self.M), OUT)])
-        self.pool_lengths = np.concatenate([self.pool_lengths, np.zeros((1, self.M), np.int64)])
-        super().join(number, options, beginning, source)
+    def first_rows(self) -> dict[str, Array]:
+        return {"pool_scores": np.full((1, self.M), OUT), "pool_lengths": np.zeros((1, self.M), np.int64)}
+
+    def new_state(self, options: GenerationOptions, beginning: int) -> FinishedBeams:
+        return FinishedBeams()
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -81,7 +91,6 @@ class BeamSearch(BatchSearch):
     def advance(self) -> None:
         candidates, prompted = self.run_step()
         cancelled = self.cancelled(prompted, None)
-        self.begin_trails(candidates, prompted)
         last = self.lengths + 1 == self.max_lengths  # [B]
         ends = (self.is_end(candidates.tokens) & ~prompted[:, None]) | last[:, None]  # [B, C]
         new = self.lengths + 1 - self.beginnings  # [B], new tokens with those of this step
@@ -89,9 +98,8 @@ class BeamSearch(BatchSearch):
 
         chosen = _open_candidates(candidates, ends, self.M, descending=self.descending)
         self.scores, self.parents = chosen.scores, chosen.beams
-        self.measure(prompted, chosen.tokens, self.parents)
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
-        self.advance_trails(chosen.tokens, prompted)
+        self.observe(chosen.tokens, prompted)
         self.write(chosen.tokens, last)
         final = last | self.final(new)
         for index in np.flatnonzero(final & ~cancelled).tolist():
@@ -115,10 +123,11 @@ class BeamSearch(BatchSearch):
     def _pool(self, index: int) -> Ints:
         """The finished sequences int64 [M, max_length] of a sample."""
         place = self.places[index]
-        if place.pool is None:
-            place.pool = np.full((self.M, place.options.max_length), place.options.fill_token_id, np.int64)
-            place.pool[:, : place.P] = self.step.history[index, 0, : place.P]
-        return place.pool
+        if place.state.sequences is None:
+            pool = np.full((self.M, place.options.max_length), place.options.fill_token_id, np.int64)
+            pool[:, : place.P] = self.step.history[index, 0, : place.P]
+            place.state.sequences = pool
+        return place.state.sequences
 
     def _take(self, candidates: Candidates, index: int, chosen: Ints, new: int) -> None:
         """Replace a pool's sequences by the ``chosen`` [M] of the M old ones and the M candidates."""
@@ -126,17 +135,12 @@ class BeamSearch(BatchSearch):
         length = place.P + new - 1
         kept, old, came = chosen < M, np.minimum(chosen, M - 1), np.maximum(chosen - M, 0)  # [M]
         arrivals = np.full_like(pool, place.options.fill_token_id)
-        arrivals[:, :length] = self.step.history[index, candidates.beams[index, came], :length]
-        arrivals[:, length] = candidates.tokens[index, came]
-        place.pool = np.where(kept[:, None], pool[old], arrivals)
-        if place.trail is not None:
-            before, beams = place.trail.pool or [None] * M, candidates.beams[index].tolist()
-            place.trail.pool = [
-                before[slot] if slot < M else place.trail.end(beams[slot - M], int(candidates.tokens[index, slot - M]))
-                for slot in chosen.tolist()
-            ]
-        if place.measures is not None:
-            place.measures.take(kept, old, candidates.beams[index, came], candidates.tokens[index, came])
+        beams, tokens = candidates.beams[index, came], candidates.tokens[index, came]
+        arrivals[:, :length] = self.step.history[index, beams, :length]
+        arrivals[:, length] = tokens
+        place.state.sequences = np.where(kept[:, None], pool[old], arrivals)
+        for observer in place.observers:
+            observer.on_finished(kept, old, beams, tokens)
         self.pool_lengths[index] = np.where(kept, self.pool_lengths[index, old], new)
 
     def final(self, new: Ints) -> Bools:
@@ -162,11 +166,11 @@ class BeamSearch(BatchSearch):
         place = self.places[index]
         count = place.options.num_return_sequences
         longest = place.P + int(self.pool_lengths[index, :count].max())
-        scored = Scored() if place.trail is None else place.trail.scored((place.trail.pool or [None] * self.M)[:count])
-        confidence = None if place.measures is None else place.measures.of_pool()
-        return SearchResult(
-            self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy(), scored, confidence
-        )
+        sequences, scores = self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy()
+        result = SearchResult(sequences, scores)
+        for observer in place.observers:
+            result = observer.add_finished(result)
+        return result
 
 
 def _open_candidates(candidates: Candidates, ends: Bools, count: int, *, descending: bool) -> Candidates:

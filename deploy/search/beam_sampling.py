@@ -8,16 +8,18 @@ draw is from a stream of random numbers that each input has to itself (`Sampling
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.beam import BeamSearch
+from tightbeam.deploy.search.beam import BeamSearch, FinishedBeams
 from tightbeam.deploy.search.draws import NONE_LEFT, drawn_in_turn, keyed_settings, settings_of
 from tightbeam.deploy.search.step import OUT, Candidates
 from tightbeam.deploy.search.token_scores import RowScores
-from tightbeam.deploy.search.warpers import Warpers, forced_weights, row_weights
+from tightbeam.deploy.search.warpers import Warpers, forced_weights, kept_scores, row_weights
 
 __all__ = ["BeamSampleSearch"]
 
@@ -25,20 +27,31 @@ Row = tuple[Floats, Ints]
 """The warped scores float32 [n] of a row's next tokens, and the tokens int64 [n], ascending; no other may come."""
 
 
+@dataclass(kw_only=True)
+class DrawnBeams(FinishedBeams):
+    """The pool of finished sequences of a sample, and its draws.
+
+    Attributes
+    ----------
+    uniforms : float64 [new tokens, K]
+        The random numbers of each step.
+    """
+
+    uniforms: Floats
+
+
 class BeamSampleSearch(BeamSearch):
     """Continue each sample's beams by candidates that are drawn, and return the best finished sequences.
 
-    Where fewer candidates have a probability than are drawn, the best of the others follow them.
+    If fewer candidates have a probability than are drawn, the best of the others follow them.
     """
 
     descending = False
 
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        super().join(number, options, beginning, source)
-        place, steps = self.places[-1], options.max_length - self.places[-1].P
-        place.draws = keyed_settings(options).uniforms(0, steps * options.drawn).reshape(steps, options.drawn)
+    def new_state(self, options: GenerationOptions, beginning: int) -> DrawnBeams:
+        steps = options.max_length - beginning
+        uniforms = keyed_settings(options).uniforms(0, steps * options.drawn)
+        return DrawnBeams(uniforms=uniforms.reshape(steps, options.drawn))
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -63,7 +76,7 @@ class BeamSampleSearch(BeamSearch):
             else:
                 rows = [row or self._whole_row(found, index, beam) for beam, row in enumerate(listed[index])]
             if all(warped.max(initial=-np.inf) == -np.inf for warped, _ in rows):
-                continued = self.forced_by_trie(index, range(self.M))
+                continued = self.last_resort(index, range(self.M))
                 rows = rows if continued is None else [self._forced_row(index, tuple(only)) for only in continued]
             self._rows[index] = rows
             self._draw(index, rows, drawn)
@@ -77,8 +90,8 @@ class BeamSampleSearch(BeamSearch):
         if best == -np.inf and self.pool_scores[index, 0] <= OUT:
             raise NonFiniteError(NONE_LEFT)
         weights: Floats = np.exp(scores.astype(np.float64) - (best if best > -np.inf else 0))
-        assert place.draws is not None
-        chosen = drawn_in_turn(weights, place.draws[int(self.lengths[index]) - place.P])
+        assert isinstance(place.state, DrawnBeams)
+        chosen = drawn_in_turn(weights, place.state.uniforms[int(self.lengths[index]) - place.P])
         if len(chosen) < count:
             order = np.argsort(-scores, kind="stable")
             chosen = np.concatenate([chosen, order[~np.isin(order, chosen)]])[:count]
@@ -121,7 +134,10 @@ class BeamSampleSearch(BeamSearch):
         weights = forced_weights(len(only), settings_of(self.places[index].options))
         return np.where(weights > 0, np.float32(0), np.float32(-np.inf)), np.array(only)
 
-    def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
+    def possible_scores(self, candidates: Candidates, index: int, row: int) -> Floats:
+        return kept_scores(self.next_scores(candidates, index, row), settings_of(self.places[index].options))
+
+    def chosen_by(self, candidates: Candidates, index: int, row: int) -> RowScores:
         scoring, (warped, tokens) = self.places[index].options.scoring, self._rows[index][row]
         assert scoring is not None
         return RowScores(warped, tokens, normalize=scoring.normalize and len(warped) > 0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
-from tightbeam.deploy.search.bans import forced_candidates
 from tightbeam.deploy.search.pool_search import PoolSearch
 from tightbeam.deploy.search.step import Candidates
 from tightbeam.deploy.search.word_states import WordState
@@ -37,20 +36,17 @@ class ForcedWordsSearch(PoolSearch):
         ends = self.is_end(candidates.tokens)
         for index in np.flatnonzero(~prompted).tolist():
             only = forced.get(index, ())
-            own = Candidates(candidates.scores[index], candidates.beams[index], candidates.tokens[index])
-            ended = ends[index]
+            own, ended = Candidates(*candidates.of(index)), ends[index]
             if only:
-                place, running = self.places[index], self.scores[index : index + 1]
-                other = forced_candidates(place.options, only, running)
-                own = Candidates(other.scores[0], other.beams[0], other.tokens[0])
-                ended = np.isin(own.tokens, place.options.eos_token_ids)
+                own = Candidates(*self.forced_of(index, only))
+                ended = np.isin(own.tokens, self.places[index].options.eos_token_ids)
             self._finish(index, own, ended)
             going = np.flatnonzero(~ended)[: self.M]
             chosen = Candidates(own.scores[going], own.beams[going], own.tokens[going])
             chosen = self._with_progress(index, chosen, candidates)
             tokens[index], scores[index], parents[index] = chosen.tokens, chosen.scores, chosen.beams
             new = int(self.lengths[index]) + 1 - self.places[index].P
-            self.places[index].pools[0].settle(float(own.scores[0]), new)
+            self.places[index].state[0].settle(float(own.scores[0]), new)
         self.scores, self.parents = scores, parents
         self.feed_prompts(prompted, tokens, scores, parents, candidates.tokens)
         for index in np.flatnonzero(last & ~prompted).tolist():
@@ -72,7 +68,7 @@ class ForcedWordsSearch(PoolSearch):
         for rank in np.flatnonzero(ended[: self.M]).tolist():
             row = self._row(index, own.beams[rank])
             if self._state(index, row).complete:
-                place.pools[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
+                place.state[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
 
     def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
         """Choose M among the ``best`` [M] continuations of a sample and those that make progress."""
@@ -110,7 +106,7 @@ class ForcedWordsSearch(PoolSearch):
         """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: those with all words, and where
         these are fewer than are returned, the others too."""
         place = self.places[index]
-        pool = place.pools[0]
+        pool = place.state[0]
         if pool.done:
             return
         rows = [[*self._row(index, self.parents[index, beam]), token] for beam, token in enumerate(tokens.tolist())]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Bools, Ints
-from tightbeam.deploy.search.bans import forced_candidates
 from tightbeam.deploy.search.pool_search import PoolSearch
 from tightbeam.deploy.search.step import Candidates
 
@@ -47,7 +46,7 @@ class GroupBeamSearch(PoolSearch):
             found = self._of_group(candidates, group, forced, tokens[:, : own.start])
             ends = self.is_end(found.tokens) & ~prompted[:, None]
             order = np.argsort(ends, axis=1, kind="stable")[:, : self.size]
-            done = np.array([[place.pools[group].done] for place in self.places])
+            done = np.array([[place.state[group].done] for place in self.places])
             tokens[:, own] = np.where(done, self._pads, found.tokens[self.index, order])
             scores[:, own] = np.where(done, np.float32(0), found.scores[self.index, order])
             parents[:, own] = np.where(done, 0, found.beams[self.index, order]) + own.start
@@ -73,10 +72,7 @@ class GroupBeamSearch(PoolSearch):
         found = Candidates(own(candidates.scores), own(candidates.beams), own(candidates.tokens))
         found = self._penalised(found, before, first) if group else found
         for index, only in forced.items():
-            running = self.scores[index : index + 1, first : first + self.size]
-            other = forced_candidates(self.places[index].options, only, running)
-            found.scores[index], found.beams[index] = other.scores[0], other.beams[0]
-            found.tokens[index] = other.tokens[0]
+            found.put(index, self.forced_of(index, only, slice(first, first + self.size)))
         return found
 
     def _penalised(self, found: Candidates, before: Ints, first: int) -> Candidates:
@@ -105,15 +101,15 @@ class GroupBeamSearch(PoolSearch):
         """Put the candidates that end, bool [B, C], into the group's pools, and settle these."""
         for index, rank in zip(*np.nonzero(ends[:, : self.size]), strict=True):
             row = self.step.history[index, group * self.size + found.beams[index, rank], : self.lengths[index]]
-            self.places[index].pools[group].add(float(found.scores[index, rank]), row.copy(), new[index])
+            self.places[index].state[group].add(float(found.scores[index, rank]), row.copy(), new[index])
         for index, place in enumerate(self.places):
-            if not place.pools[group].done and self.lengths[index] >= place.P:
-                place.pools[group].settle(float(found.scores[index, 0]), new[index])
+            if not place.state[group].done and self.lengths[index] >= place.P:
+                place.state[group].settle(float(found.scores[index, 0]), new[index])
 
     def _offer_running(self, index: int, tokens: Ints, new: int) -> None:
         """Offer the beams of a sample that has its last length, whose last ones are ``tokens`` int64 [M]."""
         for beam, token in enumerate(tokens):
-            pool = self.places[index].pools[beam // self.size]
+            pool = self.places[index].state[beam // self.size]
             if not pool.done:
                 row = self.step.history[index, self.parents[index, beam], : self.lengths[index]]
                 pool.add(float(self.scores[index, beam]), np.append(row, token), new)

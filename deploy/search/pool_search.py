@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Bools, Floats
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.callbacks import SearchCallback
@@ -14,20 +14,20 @@ from tightbeam.deploy.search.step import Step, only_first_beams
 __all__ = ["PoolSearch"]
 
 
-class PoolSearch(BatchSearch):
+class PoolSearch(BatchSearch[list[Pool]]):
     """Base of the searches whose samples have a `Pool` for each group of beams.
 
     Parameters
     ----------
     step : Step
     options : GenerationOptions
-        Those of any sample of the batch.
+        The options of any sample of the batch.
     callback : SearchCallback
 
     Attributes
     ----------
     groups : int
-        G, groups of beams; 1 where beams have no groups.
+        G, groups of beams; 1 if beams have no groups.
     size : int
         Beams of a group.
     """
@@ -35,7 +35,7 @@ class PoolSearch(BatchSearch):
     def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
         self.groups = options.num_beam_groups
         self.size = options.num_beams // self.groups
-        super().__init__(step, options.num_beams, callback)
+        super().__init__(step, options, callback)
 
     def filler(self, options: GenerationOptions) -> int:
         return options.fill_token_id
@@ -43,20 +43,16 @@ class PoolSearch(BatchSearch):
     def first_scores(self) -> Floats:
         return only_first_beams(self.M, self.size)
 
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        super().join(number, options, beginning, source)
-        place = self.places[-1]
-        place.pools = [Pool(self.size, options, place.P) for _ in range(self.groups)]
+    def new_state(self, options: GenerationOptions, beginning: int) -> list[Pool]:
+        return [Pool(self.size, options, beginning) for _ in range(self.groups)]
 
     def remove_final(self, last: Bools, cancelled: Bools) -> None:
         """Report the samples that are final, and remove them and the ``cancelled`` ones, bool [B].
 
         A sample is final when all its pools are, or at its ``last`` length, bool [B].
         """
-        final = last | np.array([all(pool.done for pool in place.pools) for place in self.places])
+        final = last | np.array([all(pool.done for pool in place.state) for place in self.places])
         for index in np.flatnonzero(final & ~cancelled).tolist():
             place = self.places[index]
-            self.callback.on_finished(place.number, best_of_pools(place.pools, place.options))
+            self.callback.on_finished(place.number, best_of_pools(place.state, place.options))
         self.remove(final | cancelled)

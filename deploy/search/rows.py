@@ -1,16 +1,20 @@
-"""Whole rows of scores, for what a step's candidates do not say: their processors in numpy, and their largest."""
+"""Full score rows, for searches that need more than a step's top candidates: their processors in numpy, their ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.tries.trie import FREE, Trie
 
-__all__ = ["LogitRows", "Rows", "largest", "log_softmax"]
+__all__ = ["LogitRows", "Ranked", "Rows", "best", "candidates_of_rows", "largest", "log_softmax", "repeats"]
+
+Ranked: TypeAlias = tuple[Floats, Ints, Ints]
+"""Scores float32, beams int64 and tokens int64 [C] of one sample's candidates, best first."""
 
 BLOCK = 64
 """Scores whose largest one is taken together: those a fixed distance apart, which is what numpy is fast at."""
@@ -131,3 +135,32 @@ def repeats(history: Ints, size: int) -> Ints:
     again = (grams[:, :-1] == history[len(history) - size + 1 :]).all(axis=1)
     found: Ints = grams[again, -1]
     return found
+
+
+def best(scores: Floats, count: int) -> Ints:
+    """Return the indices [B, count] of the highest scores [B, X], best first; of equal scores the lower index first."""
+    order: Ints = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return order
+
+
+def candidates_of_rows(scores: Sequence[Floats], beam_scores: Floats, count: int) -> Ranked:
+    """Rank the continuations of one sample, as the operator ``BeamTopK`` does.
+
+    Parameters
+    ----------
+    scores : sequence of M arrays, float32 [vocabulary]
+        Processed scores of its rows.
+    beam_scores : float32 [M]
+        Scores of the rows so far.
+    count : int
+        C, at most the vocabulary.
+
+    Returns
+    -------
+    Ranked
+    """
+    tokens = np.stack([largest(row, count)[:count] for row in scores])  # [M, C]
+    own = np.stack([row[chosen] for row, chosen in zip(scores, tokens, strict=True)])
+    totals = (own + beam_scores[:, None]).reshape(1, -1)
+    order = best(totals, count)[0]
+    return totals[0, order], order // count, tokens.reshape(-1)[order]

@@ -8,44 +8,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.batch import BatchSearch, Place, scored_rows
-from tightbeam.deploy.search.callbacks import SearchCallback
+from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.draws import NONE_LEFT, drawn, drawn_from_row, keyed_settings, settings_of
-from tightbeam.deploy.search.step import Candidates, SearchResult, Step
+from tightbeam.deploy.search.step import Candidates
 from tightbeam.deploy.search.token_scores import RowScores
 from tightbeam.deploy.search.warpers import Warpers, forced_weights, kept_scores, row_weights, warped_scores
 
 __all__ = ["SampleSearch"]
 
 
-class SampleSearch(BatchSearch):
+class SampleSearch(BatchSearch[Floats]):
     """Continue each of a sample's M rows by a token that is drawn.
 
     The rows are the returned sequences. They share the source, and nothing else: a row never continues another. A row
     that has ended is padded until all rows of its sample have; then the sample is removed. There are no scores.
     """
 
-    def __init__(self, step: Step, num_beams: int, callback: SearchCallback) -> None:
-        self.ended = np.zeros((0, num_beams), np.bool_)
-        super().__init__(step, num_beams, callback)
-
-    def arrays(self) -> tuple[str, ...]:
-        return (*super().arrays(), "ended")
+    ended: Bools
 
     def filler(self, options: GenerationOptions) -> int:
         return options.pad_token_id or 0
 
-    def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
-    ) -> None:
-        super().join(number, options, beginning, source)
-        keyed, place = keyed_settings(options), self.places[-1]
-        count = options.max_length - place.P
-        place.draws = np.stack([keyed.uniforms(sequence, count) for sequence in range(self.M)])
-        self.ended = np.concatenate([self.ended, np.zeros((1, self.M), np.bool_)])
+    def new_state(self, options: GenerationOptions, beginning: int) -> Floats:
+        """The random numbers float64 [M, new tokens] of a sample."""
+        keyed, count = keyed_settings(options), options.max_length - beginning
+        return np.stack([keyed.uniforms(sequence, count) for sequence in range(self.M)])
+
+    def first_rows(self) -> dict[str, Array]:
+        return {"ended": np.zeros((1, self.M), np.bool_)}
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -54,20 +47,14 @@ class SampleSearch(BatchSearch):
     def advance(self) -> None:
         candidates, prompted = self.run_decoder()
         tokens = self._choose(candidates, prompted)  # [B, M]
-        self.begin_trails(candidates, prompted)
-        self.advance_trails(tokens, prompted, self.ended)
-        self.measure(prompted, tokens, self.parents)
+        self.observe(tokens, prompted, self.ended)
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
         cancelled = self.cancelled(prompted, tokens[:, 0] if self.M == 1 else None)
         last = self.lengths + 1 == self.max_lengths
         self.ended |= self.is_end(tokens) & ~prompted[:, None]
         finished = self.ended.all(axis=1) | last
         for index in np.flatnonzero(finished & ~cancelled).tolist():
-            before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
-            sequences = np.concatenate([before, tokens[index][:, None]], axis=1)
-            place = self.places[index]
-            found = SearchResult(sequences, None, scored_rows(place), self.confidence(index))
-            self.callback.on_finished(place.number, found)
+            self.report_rows(index, tokens[index])
         self.write(tokens, last)
         self.remove(finished | cancelled)
 
@@ -77,8 +64,8 @@ class SampleSearch(BatchSearch):
         free = ~prompted
         free[[index for index, _ in self._only]] = False
         if self.places[0].options.samples_candidates:
-            for index in self._without_candidates(candidates, ~free):
-                free[index] = not self._forced_by_trie(index, 0)
+            for index in self.trie.without_candidates(candidates.scores, ~free):
+                free[index] = not self._continues(index, 0)
             tokens = self._among_candidates(candidates, free)
         else:
             tokens = np.array([place.options.pad_token_id or 0 for place in self.places])[:, None].repeat(self.M, 1)
@@ -90,9 +77,9 @@ class SampleSearch(BatchSearch):
                 tokens[index, row] = drawn(np.array([only]), weights[None], np.array([self._uniforms(index, row)]))[0]
         return tokens
 
-    def _forced_by_trie(self, index: int, row: int) -> bool:
+    def _continues(self, index: int, row: int) -> bool:
         """True where a row goes on by tokens that its trie forces, which are kept."""
-        continued = self.forced_by_trie(index, [row])
+        continued = self.last_resort(index, [row])
         if continued is not None:
             self._only[index, row] = tuple(continued[0].tolist())
         return continued is not None
@@ -121,14 +108,15 @@ class SampleSearch(BatchSearch):
         best = float(candidates.scores[index, 0])
         token = drawn_from_row(scores, settings_of(place.options), self._uniforms(index, row), best)
         if token < 0:
-            if self._forced_by_trie(index, row):
+            if self._continues(index, row):
                 return token
             raise NonFiniteError(NONE_LEFT)
-        if place.measures is not None:
-            place.measures.set_rows([kept_scores(scores, settings_of(place.options))])
         return token
 
-    def scored_row(self, candidates: Candidates, index: int, row: int) -> RowScores:
+    def possible_scores(self, candidates: Candidates, index: int, row: int) -> Floats:
+        return kept_scores(self.next_scores(candidates, index, row), settings_of(self.places[index].options))
+
+    def chosen_by(self, candidates: Candidates, index: int, row: int) -> RowScores:
         options = self.places[index].options
         sampling, scoring = settings_of(options), options.scoring
         assert scoring is not None
@@ -152,6 +140,5 @@ class SampleSearch(BatchSearch):
 
     def _uniforms(self, index: int, row: int) -> float:
         """The random number of a row's next token."""
-        place: Place = self.places[index]
-        assert place.draws is not None
-        return float(place.draws[row, max(0, int(self.lengths[index]) - place.P)])
+        place = self.places[index]
+        return float(place.state[row, max(0, int(self.lengths[index]) - place.P)])

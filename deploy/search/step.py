@@ -10,7 +10,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.search.compaction import Compaction
-from tightbeam.deploy.search.rows import Rows
+from tightbeam.deploy.search.rows import Ranked, Rows
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
 OUT = np.float32(-1e9)
@@ -75,6 +75,18 @@ class Candidates:
     tokens: Ints
     rows: Rows | None = None
     queries: Array | None = None
+
+    def of(self, sample: int) -> Ranked:
+        """Return the candidates of one sample."""
+        return self.scores[sample], self.beams[sample], self.tokens[sample]
+
+    def put(self, sample: int, ranked: Ranked) -> None:
+        """Replace the candidates of one sample."""
+        self.scores[sample], self.beams[sample], self.tokens[sample] = ranked
+
+    def copy(self) -> Candidates:
+        """Return candidates in arrays of their own, which may be changed."""
+        return Candidates(self.scores.copy(), self.beams.copy(), self.tokens.copy(), self.rows, self.queries)
 
 
 class Step(Protocol):
@@ -167,9 +179,3 @@ def only_first_beams(M: int, size: int | None = None) -> Floats:
     scores = np.full((1, M), OUT)
     scores[:, :: size or M] = 0
     return scores
-
-
-def best(scores: Floats, count: int) -> Ints:
-    """Return the indices [B, count] of the highest scores [B, X], best first; of equal scores the lower index first."""
-    order: Ints = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-    return order

@@ -1,21 +1,19 @@
 """Scores of the tokens of a result and of the best ones in their places, and the data of their times.
 
-Source: transformers 5.23 `GenerationMixin.compute_transition_scores`. A trail keeps what a sample's rows were given at
-each step, and which row each of them continued, so that a sequence is followed back from its end.
+Source: transformers 5.23 `GenerationMixin.compute_transition_scores`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
-from tightbeam.deploy.generation.scoring import Scoring
+from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.search.rows import largest
 
-__all__ = ["Alignment", "Alternatives", "End", "RowScores", "Scored", "Trail"]
+__all__ = ["Alignment", "Alternatives", "RowScores", "Scored"]
 
 NONE = -np.inf
 
@@ -146,98 +144,3 @@ class RowScores:
         tokens[: len(order)] = order if self._tokens is None else self._tokens[order]
         scores[: len(order)] = self._given(self._scores[order])
         return tokens, scores
-
-
-@dataclass(frozen=True)
-class End:
-    """The last token of a sequence: its step, the row that it continued, and its score."""
-
-    step: int
-    row: int
-    score: float
-
-
-class Trail:
-    """The scores of one sample's rows at each step.
-
-    Parameters
-    ----------
-    scoring : Scoring
-
-    Attributes
-    ----------
-    keys : floats [A, N, K] or None
-        The keys of the sample's alignment heads, where times of tokens are asked for.
-    heads : list of End
-        The newest token of each row; None before there are any.
-    pool : list of End or None
-        The last token of each finished sequence of beam search.
-    """
-
-    def __init__(self, scoring: Scoring) -> None:
-        self._scoring = scoring
-        self._parents: list[list[int]] = []  # by step: the row that each row continued
-        self._scores: list[list[float]] = []  # by step: the score of the token that it got
-        self._best: list[dict[int, tuple[Ints, Floats]]] = []  # by step: the best tokens of rows that were continued
-        self._queries: list[Array] = []  # by step [M, A, K], where they are given
-        self._rows: dict[int, RowScores] = {}
-        self.keys: Array | None = None
-        self.heads: list[End | None] = []
-        self.pool: list[End | None] = []
-
-    def begin(self, scores_of: Callable[[int], RowScores], queries: Array | None = None) -> None:
-        """Begin a step, with a function that gives the scores of a row, and the queries [M, A, K] of the rows."""
-        self._scores_of = scores_of
-        if queries is not None:
-            self._queries.append(queries.copy())
-        self._rows = {}
-        self._best.append({})
-
-    def end(self, row: int, token: int) -> End:
-        """The end of a sequence that a token of this step ends, behind the tokens of a row."""
-        if row not in self._rows:
-            self._rows[row] = self._scores_of(row)
-            if self._scoring.alternatives:
-                self._best[-1][row] = self._rows[row].best(self._scoring.alternatives)
-        return End(len(self._best) - 1, row, self._rows[row].of(token))
-
-    def advance(self, parents: Ints, tokens: Ints, ended: Bools) -> None:
-        """Let each row continue its parent int64 [M] by a token int64 [M]; rows that have ended, bool [M], do not."""
-        before = self.heads or [None] * len(parents)
-        each = zip(parents.tolist(), tokens.tolist(), ended.tolist(), before, strict=True)
-        self.heads = [old if over else self.end(row, token) for row, token, over, old in each]
-        self._parents.append([0 if end is None else end.row for end in self.heads])
-        self._scores.append([0 if end is None else end.score for end in self.heads])
-
-    def scored(self, ends: Sequence[End | None]) -> Scored:
-        """The scores of the sequences with these ends; None is a sequence without tokens."""
-        T = max((end.step + 1 for end in ends if end is not None), default=0)
-        shape = len(ends), T, self._scoring.alternatives
-        tokens = np.zeros(shape[:2], np.float32)
-        others = Alternatives(np.full(shape, -1, np.int64), np.full(shape, NONE, np.float32))
-        for sequence, end in enumerate(ends):
-            if end is None:
-                continue
-            row, score = end.row, end.score
-            for step in range(end.step, -1, -1):
-                tokens[sequence, step] = score
-                if self._scoring.alternatives:
-                    others.tokens[sequence, step], others.scores[sequence, step] = self._best[step][row]
-                if step:
-                    row, score = self._parents[step - 1][row], self._scores[step - 1][row]
-        return Scored(
-            tokens if self._scoring.tokens else None,
-            others if self._scoring.alternatives else None,
-            None if self.keys is None else tuple(map(self._alignment, ends)),
-        )
-
-    def _alignment(self, end: End | None) -> Alignment:
-        """The queries of the rows that a sequence continued, from its first token to its last."""
-        assert self.keys is not None
-        queries: list[Array] = []
-        row = 0 if end is None else end.row
-        for step in range(-1 if end is None else end.step, -1, -1):
-            queries.append(self._queries[step][row])
-            row = self._parents[step - 1][row] if step else row
-        heads, _, width = self.keys.shape
-        return Alignment(np.array(queries[::-1], self.keys.dtype).reshape(-1, heads, width), self.keys)

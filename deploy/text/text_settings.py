@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.given import Layer, caller_layers, settings_of
+from tightbeam.deploy.generation.layers import Layer, caller_layers, settings_of
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]

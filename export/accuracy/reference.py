@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.accuracy.draws import bundle_draws
 from tightbeam.export.accuracy.encoded_once import encoded_once
 from tightbeam.export.accuracy.float64 import exact_softmax
@@ -177,7 +177,7 @@ def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -
     """The bundle's draws, where a setting has a seed."""
     if SEED not in settings:
         return nullcontext()
-    options = options_for(checkpoint.generation_config, settings, checkpoint.sizes, speech=False)
+    options = resolve_settings(checkpoint.generation_config, settings, checkpoint.sizes, speech=False).for_prompt(1)
     streams, drawn = (1, options.drawn) if options.samples_beams else (options.num_beams, 1)
     return bundle_draws(samples.rows, settings[SEED], streams, settings["max_new_tokens"] * drawn)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.fields import UNSUPPORTED
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.checkpoint.config import settings_file
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
@@ -18,12 +18,13 @@ def disable_sampling(checkpoint: Checkpoint) -> str:
     if settings.get("do_sample") is not True:
         return ""
     try:
-        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
+        resolve_settings(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows).for_prompt(1)
         return ""
     except GenerationError as error:
         reason = str(error)
     try:
-        options_for({**settings, "do_sample": False}, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
+        without = {**settings, "do_sample": False}
+        resolve_settings(without, {}, checkpoint.sizes, speech=checkpoint.family.has_windows).for_prompt(1)
     except GenerationError:
         return ""  # the same with and without sampling
     del settings["do_sample"]
@@ -75,6 +76,6 @@ def check_settings(checkpoint: Checkpoint, *, supported: bool) -> None:
     if not supported:
         settings = {name: value for name, value in settings.items() if name not in UNSUPPORTED}
     try:
-        options_for(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows)
+        resolve_settings(settings, {}, checkpoint.sizes, speech=checkpoint.family.has_windows).for_prompt(1)
     except GenerationError as error:
         raise ExportError(f"{settings_file(checkpoint.path)}: {error}") from None

@@ -77,7 +77,7 @@ def drawn(settings: dict[str, Any], count: int = SEEDS, banned: Sequence[int] = 
     assert options.sampling is not None
     for start in range(0, count, TOGETHER):
         seeds = range(start, min(count, start + TOGETHER))
-        search = BeamSampleSearch(Same(len(seeds), options, np.array(banned, np.int64)), BEAMS, NullCallback())
+        search = BeamSampleSearch(Same(len(seeds), options, np.array(banned, np.int64)), options, NullCallback())
         for seed in seeds:
             search.join(seed, replace(options, sampling=replace(options.sampling, seed=seed)).for_input([5, 6]))
         search.scores[:] = RUNNING

@@ -21,7 +21,7 @@ from support.commands import MODULE, SHORT, Command, caller, process
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.run_model import run_model
 from tightbeam.deploy.generation.fields import SPEECH_ONLY
-from tightbeam.deploy.generation.given import caller_layers, merged
+from tightbeam.deploy.generation.layers import caller_layers, merged
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -214,7 +214,7 @@ def test_truncate_prints_a_note(bundle: Path, call: Command, runner: Runner) -> 
     stdin = f"a small town\n{long}\n".encode()
     done = call(bundle, "-", "--truncate", "--json", *SHORT, stdin=stdin)
     assert done.code == 0
-    whole = len(runner.require_tokenizer().encode(long))
+    whole = len(runner.model.text.require_tokenizer().encode(long))
     assert done.messages == [
         f"note: standard input, line 2: cut from {whole} to 64 tokens, which the model has positions for"
     ]

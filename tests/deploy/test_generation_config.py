@@ -17,7 +17,7 @@ from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from tightbeam.deploy import Bundle, GenerationError, NoEffectWarning, Runner
 from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
-from tightbeam.deploy.generation.given import Layer, read_generation_config
+from tightbeam.deploy.generation.layers import read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 
 IDS = [[5, 6, 7, 2], [8, 9, 30, 2]]
@@ -175,7 +175,7 @@ def test_what_is_no_config_is_refused(both: tuple[Runner, Any], given: Any, mess
 
 def test_none_in_a_config_is_not_set() -> None:
     layer = read_generation_config({"num_beams": None, "max_length": 4})
-    assert layer == Layer("generation_config", {"max_length": 4})
+    assert (layer.source, layer.values, layer.asked) == ("generation_config", {"max_length": 4}, False)
     assert read_generation_config(layer) is layer
 
 
@@ -225,5 +225,6 @@ def test_each_field_without_effect_is_removed() -> None:
     assert remove_settings_without_effect(given, speech=False, defaults={"do_sample": True})[1] == notes
     asked = {"return_segments": True, "return_token_timestamps": True}
     kept, notes = remove_settings_without_effect(asked, speech=False)
-    assert (kept, notes) == ({"generation_config": (Layer("the call", asked, asked=True),)}, [])
+    (layer,) = kept["generation_config"]
+    assert (layer.source, layer.values, layer.asked, notes) == ("the call", asked, True, [])
     assert len(remove_settings_without_effect(asked, speech=True)[1]) == 1

@@ -19,6 +19,7 @@ from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
 from support.commands import MODULE, SHORT, SUMMARY, Command, caller, process
+from support.inputs import read_features
 from tightbeam.deploy import InputError, Runner
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.run_model.input_files import AUDIO_NAMES, IDS, TEXT, InputFiles, InputKind
@@ -114,7 +115,6 @@ def test_several_audio_files(whisper: Path, call: Command, tmp_path: Path) -> No
 
 
 def features_of(runner: Runner, names: list[str]) -> list[Any]:
-    from tightbeam.deploy.inputs.windows import read_features
 
     return [read_features(runner, name) for name in names]
 

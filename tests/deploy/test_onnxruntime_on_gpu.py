@@ -48,7 +48,7 @@ def machine() -> None:
 
 
 def engine_of(runner: Runner) -> OnnxRuntimeCuda:
-    engine = runner._runtime
+    engine = runner.model.runtime
     assert isinstance(engine, OnnxRuntimeCuda)
     return engine
 

@@ -64,16 +64,22 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"do_sample": True, "temperature": 0},
-            f"temperature=0 {CALL} is not above 0; pass a number such as 0.7, or do_sample=False",
+            f"temperature=0 {CALL} is not a number above 0; pass a number such as 0.7, or do_sample=False",
         ),
         ({"do_sample": True, "top_k": -1}, f"top_k=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
-        ({"do_sample": True, "top_p": 1.5}, f"top_p=1.5 {CALL} is no share; pass a number from 0 to 1"),
-        ({"do_sample": True, "typical_p": 0}, f"typical_p=0 {CALL} is no share; pass a number above 0 to 1"),
-        ({"do_sample": True, "min_p": -0.1}, f"min_p=-0.1 {CALL} is no share; pass a number from 0 to 1"),
+        ({"do_sample": True, "top_p": 1.5}, f"top_p=1.5 {CALL} is not a number from 0 to 1; pass a number such as 0.9"),
+        (
+            {"do_sample": True, "typical_p": 0},
+            f"typical_p=0 {CALL} is not a number above 0, up to 1; pass a number such as 0.9",
+        ),
+        (
+            {"do_sample": True, "min_p": -0.1},
+            f"min_p=-0.1 {CALL} is not a number from 0 to 1; pass a number such as 0.9",
+        ),
         ({"do_sample": True, "seed": -1}, f"seed=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
         (
             {"do_sample": True, "seed": 1 << 64},
-            f"seed={1 << 64} {CALL} has more than 64 bits; pass one from 0 to {(1 << 64) - 1}",
+            f"seed={1 << 64} {CALL} is not an integer from 0 to {(1 << 64) - 1}; pass {(1 << 64) - 1} or less",
         ),
         (
             {"decoder_input_ids": []},
@@ -102,18 +108,21 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"renormalize_logits": True, "num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 1.0},
-            f"renormalize_logits=True {CALL} does not go with num_beam_groups and beams; pass "
-            "renormalize_logits=False, or leave it out",
+            f"renormalize_logits=True {CALL} does not go with num_beam_groups; leave one out, or pass "
+            "renormalize_logits=False",
         ),
         ({"renormalize_logits": "on"}, f"renormalize_logits='on' {CALL} is neither true nor false; pass True or False"),
         ({"num_beams": 0}, f"num_beams=0 {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": True}, f"num_beams=True {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": 4.0}, f"num_beams=4.0 {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"num_beams": "4"}, f"num_beams='4' {CALL} is not an integer of at least 1; pass 1 or more"),
-        ({"num_beams": 26}, "num_beams=26 needs 52 distinct tokens, the vocabulary has 50; pass num_beams=25 or less"),
+        (
+            {"num_beams": 26},
+            f"num_beams=26 {CALL} needs 52 distinct tokens, the vocabulary has 50; pass num_beams=25 or less",
+        ),
         (
             {"num_beams": 1, "eos_token_id": list(range(50))},
-            "num_beams=1 needs 51 distinct tokens, the vocabulary has 50; pass fewer eos_token_id",
+            f"num_beams=1 {CALL} needs 51 distinct tokens, the vocabulary has 50; pass fewer eos_token_id",
         ),
         (
             {"num_return_sequences": 2},
@@ -144,11 +153,11 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"repetition_penalty": 0.0},
-            f"repetition_penalty=0.0 {CALL} is no positive float32; pass a number above 0; 1.0 is off",
+            f"repetition_penalty=0.0 {CALL} is not a number above 0 in the range of float32; pass a number such as 1.2",
         ),
         (
             {"repetition_penalty": float("nan")},
-            f"repetition_penalty=nan {CALL} is not a finite number; pass a number such as 1.0",
+            f"repetition_penalty=nan {CALL} is not a number above 0 in the range of float32; pass a number such as 1.2",
         ),
         (
             {"length_penalty": float("inf")},
@@ -268,11 +277,11 @@ def test_the_model_needs_two_positions() -> None:
         ({"num_beam_groups": 2, "diversity_penalty": "much"}, "is not a finite number"),
         (
             {"num_beam_groups": 2, "diversity_penalty": 1.0, "do_sample": True, "num_beams": 1},
-            "does not go with do_sample; leave one out",
+            "does not go with do_sample; leave one out, or pass num_beam_groups=1",
         ),
         (
             {"num_beams": 24, "num_beam_groups": 2, "diversity_penalty": 1.0},
-            "num_beams=24 in 2 groups needs 168 distinct tokens, the vocabulary has 50; pass fewer beams, or more",
+            r"num_beams=24 \(from the call\) in 2 groups needs 168 distinct tokens, the vocabulary has 50; pass fewer",
         ),
     ],
     ids=str,
@@ -285,14 +294,17 @@ def test_groups_that_are_refused(asked: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"force_words_ids": []}, r"force_words_ids=\[\] \(from the call\) is no list of words; pass a list such as"),
-        ({"force_words_ids": [7]}, "is no list of words"),
+        (
+            {"force_words_ids": []},
+            r"force_words_ids=\[\] .* is not a list of words; pass a list such as",
+        ),
+        ({"force_words_ids": [7]}, "is not a list of words"),
         ({"force_words_ids": [[[]]]}, "holds .*, which is not a token id; pass integers"),
-        ({"force_words_ids": [[[7], 8]]}, "is no list of words"),
+        ({"force_words_ids": [[[7], 8]]}, "is not a list of words"),
         ({"force_words_ids": [[50]]}, "holds 50, which is outside the vocabulary"),
         ({"force_words_ids": [[[7], [7, 8]]]}, "has an alternative that begins another of its word; leave the longer"),
         ({"force_words_ids": [[7]], "num_beams": 1}, "needs beams; pass num_beams=2 or more"),
-        ({"force_words_ids": [[7]], "num_beams": 1, "do_sample": True}, "needs beams"),
+        ({"force_words_ids": [[7]], "num_beams": 1, "do_sample": True}, "does not go with do_sample; leave one out"),
         ({"force_words_ids": [[7]], "num_beam_groups": 2, "diversity_penalty": 1.0}, "not go with num_beam_groups"),
         ({"force_words_ids": [[7]], "return_token_scores": True}, "does not go with return_token_scores; leave one"),
     ],

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightbeam.deploy.search.renormalized import renormalized
-from tightbeam.deploy.search.rows import Rows, log_softmax
-from tightbeam.deploy.search.timestamps import candidates_of_rows
+from tightbeam.deploy.search.processors.renormalize import renormalized
+from tightbeam.deploy.search.rows import Rows, candidates_of_rows, log_softmax
 
 M, C, V = 3, 6, 50
 

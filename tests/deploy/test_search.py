@@ -23,9 +23,7 @@ from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsPro
 
 from support.options import resolve_options
 from support.searches import search
-from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates
 from tightbeam.deploy.search.beam import BeamSearch
@@ -166,8 +164,8 @@ def check(
         expected = model.generate(
             ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides, **prompt
         )
-    options = resolve_layers(
-        layers(defaults, overrides), vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
+    options = resolve_options(
+        defaults, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
     )
     result = search(ReferenceStep(model, size, options), options, size, sources=ids.numpy())
     np.testing.assert_array_equal(result.sequences, expected.sequences.numpy())

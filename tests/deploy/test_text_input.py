@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
+from support.inputs import run_lines
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
-from tightbeam.deploy.generation.fixes import with_fields
-from tightbeam.deploy.inputs.lines import InputResult, LineFormat, _Reader, run_text_input
+from tightbeam.deploy.inputs.lines import LineFormat, _Reader
+from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.read_ahead import CAPACITY, POLL_S, ReadAhead
-from tightbeam.deploy.inputs.run import OpenInput, _run, _StopBeforeEncoding
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import _run, _StopBeforeEncoding
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.queue import WINDOW
@@ -38,7 +40,7 @@ def runner(bundles: BundleCache) -> Runner:
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_batches_do_not_change_results_or_order(runner: Runner, batch_size: int, num_beams: int) -> None:
     lines = [*LINES, b"\xff", *LINES[::-1], b" \t "]
-    results = list(run_text_input(runner, lines, batch_size=batch_size, num_beams=num_beams, max_new_tokens=6))
+    results = list(run_lines(runner, lines, batch_size=batch_size, num_beams=num_beams, max_new_tokens=6))
     assert [result.number for result in results] == list(range(1, 11))
     expected = [runner.generate_text([text], num_beams=num_beams, max_new_tokens=6)[0] for text in SENTENCES]
     wanted = [*expected, None, *expected[::-1], None]
@@ -47,7 +49,7 @@ def test_batches_do_not_change_results_or_order(runner: Runner, batch_size: int,
 
 
 def test_batch_of_bad_lines_only(runner: Runner) -> None:
-    results = list(run_text_input(runner, [b"", b"\xff", b"a town"], batch_size=2, max_new_tokens=2))
+    results = list(run_lines(runner, [b"", b"\xff", b"a town"], batch_size=2, max_new_tokens=2))
     assert [result.error is None for result in results] == [False, False, True]
 
 
@@ -59,7 +61,7 @@ def test_results_do_not_wait_for_lines_that_are_still_to_be_typed(runner: Runner
         assert seen.wait(60), "the first result waits for a later line"
         yield LINES[1]
 
-    results = run_text_input(runner, lines(), typed=True, max_new_tokens=2)
+    results = run_lines(runner, lines(), typed=True, max_new_tokens=2)
     assert next(results).texts
     seen.set()
     assert [result.number for result in results] == [2]
@@ -74,7 +76,7 @@ def test_a_file_is_not_read_far_ahead_and_no_longer_than_wanted(runner: Runner) 
             read += 1
             yield LINES[read % len(LINES)]
 
-    results = run_text_input(runner, lines(), batch_size=2, max_new_tokens=2)
+    results = run_lines(runner, lines(), batch_size=2, max_new_tokens=2)
     assert [next(results).number for _ in range(5)] == [1, 2, 3, 4, 5]
     assert read < 4 * WINDOW + CAPACITY
     results.close()
@@ -89,7 +91,7 @@ def test_lines_before_a_failure_of_the_input_have_results(runner: Runner) -> Non
         yield from LINES[:3]
         raise OSError("the disk is gone")
 
-    results = run_text_input(runner, lines(), batch_size=2, max_new_tokens=2)
+    results = run_lines(runner, lines(), batch_size=2, max_new_tokens=2)
     assert [next(results).number for _ in range(3)] == [1, 2, 3]
     with pytest.raises(OSError, match="the disk is gone"):
         next(results)
@@ -101,18 +103,18 @@ def test_settings_are_refused_before_a_line_is_read(runner: Runner) -> None:
         yield b""
 
     with pytest.raises(GenerationError, match="num_beems"):
-        next(run_text_input(runner, never(), num_beems=4))
+        next(run_lines(runner, never(), num_beems=4))
 
 
 def test_token_outside_the_vocabulary_fails_only_its_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """bart-large-cnn's tokenizer has an id for <mask> that is one beyond the model's vocabulary."""
-    encode = runner._codec.encode
+    encode = runner.model.text._codec.encode
 
     def with_mask(text: str) -> list[int]:
         return [*encode(text), *([101] if "<mask>" in text else [])]
 
-    monkeypatch.setattr(runner._codec, "encode", with_mask)
-    good, bad, again = run_text_input(runner, [LINES[0], b"a <mask> town", LINES[1]], max_new_tokens=3)
+    monkeypatch.setattr(runner.model.text._codec, "encode", with_mask)
+    good, bad, again = run_lines(runner, [LINES[0], b"a <mask> town", LINES[1]], max_new_tokens=3)
     assert bad.error is not None and "token 101" in bad.error and "vocabulary of 101" in bad.error
     assert good.texts and again.texts and not bad.texts
 
@@ -124,7 +126,7 @@ def test_a_line_whose_scores_are_nan_fails_alone(
     """The encoder makes NaN of every source with token 77; the lines beside it get what they get alone."""
     lines = [b"[5, 6, 2]", b"[5, 77, 2]", b"[8, 9, 10, 2]", b"[77, 2]", b"[11, 2]", b"[4, 2]"]
     settings: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": 6}
-    expected = [next(run_text_input(runner, [line], LineFormat(ids=True), **settings)).sequences for line in lines]
+    expected = [next(run_lines(runner, [line], LineFormat(ids=True), **settings)).sequences for line in lines]
     encode = OnnxRuntimeCpu._encode
 
     def overflowing(self: OnnxRuntimeCpu, source: Any, *args: Any, **named: Any) -> Any:
@@ -135,7 +137,7 @@ def test_a_line_whose_scores_are_nan_fails_alone(
         return encoded
 
     monkeypatch.setattr(OnnxRuntimeCpu, "_encode", overflowing)
-    results = list(run_text_input(runner, lines, LineFormat(ids=True), batch_size=3, **settings))
+    results = list(run_lines(runner, lines, LineFormat(ids=True), batch_size=3, **settings))
     assert [result.number for result in results] == [1, 2, 3, 4, 5, 6]
     for result, line, own in zip(results, lines, expected, strict=True):
         if b"77" in line:
@@ -146,8 +148,8 @@ def test_a_line_whose_scores_are_nan_fails_alone(
 
 def test_only_the_first_line_may_begin_with_a_byte_order_mark(runner: Runner) -> None:
     plain, marked, later = (
-        next(run_text_input(runner, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)),
-        *run_text_input(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], LineFormat(ids=True), max_new_tokens=2),
+        next(run_lines(runner, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)),
+        *run_lines(runner, [b"\xef\xbb\xbf[5, 2]", b"\xef\xbb\xbf[5, 2]"], LineFormat(ids=True), max_new_tokens=2),
     )
     assert marked.sequences == plain.sequences
     assert later.error is not None
@@ -182,18 +184,18 @@ def test_as_text_is_one_line_for_each_sequence() -> None:
 
 def test_text_without_a_tokenizer_is_refused_before_a_line_is_read(bundles: BundleCache) -> None:
     whole = Runner.load(bundles("el", tokenizer=True), threads=1)
-    plain = Runner(whole.bundle, whole._runtime, None)
-    (ids,) = run_text_input(plain, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)
+    plain = Runner(whole.bundle, whole.model.runtime, None)
+    (ids,) = run_lines(plain, [b"[5, 2]"], LineFormat(ids=True), max_new_tokens=2)
     assert ids.error is None and ids.texts is None and ids.sequences
     with pytest.raises(InputError, match="has no tokenizer, since its checkpoint has none; pass token ids"):
-        next(run_text_input(plain, iter(lambda: pytest.fail("a line was read"), b""), max_new_tokens=2))
+        next(run_lines(plain, iter(lambda: pytest.fail("a line was read"), b""), max_new_tokens=2))
 
 
 def test_new_tokens_are_counted_without_start_token_and_prompt(bundles: BundleCache) -> None:
     settings = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6, "min_new_tokens": 6}
     for variant, family in (("el", "bart"), ("dedup", "gpt2")):
         model = Runner.load(bundles(variant, family), threads=1)
-        for result in run_text_input(model, [b"[5, 6, 7]", b"[8]"], LineFormat(ids=True), **settings):
+        for result in run_lines(model, [b"[5, 6, 7]", b"[8]"], LineFormat(ids=True), **settings):
             assert result.new_tokens == 12
 
 
@@ -239,7 +241,7 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
     common: dict[str, Any] = {"max_new_tokens": 6, "min_length": 3}
     texts = [SENTENCES[number % len(SENTENCES)] for number in range(len(asked))]
     lines = as_lines(*({"text": text, **own} for text, own in zip(texts, asked, strict=True)))
-    results = list(run_text_input(runner, lines, OBJECTS, max_rows=8, **common))
+    results = list(run_lines(runner, lines, OBJECTS, max_rows=8, **common))
     for number, (result, text, own) in enumerate(zip(results, texts, asked, strict=True), start=1):
         overridden = {"max_length": "max_new_tokens", "min_new_tokens": "min_length"}
         kept = {name: value for name, value in common.items() if name not in {overridden.get(each) for each in own}}
@@ -278,16 +280,16 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
 )
 def test_a_bad_object_fails_alone(runner: Runner, line: bytes, error: str) -> None:
     good = as_lines({"text": SENTENCES[0]})[0]
-    before, bad, after = run_text_input(runner, [good, line, good], OBJECTS, batch_size=8, max_new_tokens=3)
+    before, bad, after = run_lines(runner, [good, line, good], OBJECTS, batch_size=8, max_new_tokens=3)
     assert bad.error is not None and re.search(error, bad.error) and "\n" not in bad.error
     assert before.texts == after.texts and before.texts
 
 
 def test_objects_with_token_ids_truncation_and_settings_without_effect(runner: Runner) -> None:
-    (result,) = run_text_input(runner, as_lines({"x": [5, 6, 2]}), LineFormat(ids=True, field="x"), max_new_tokens=3)
+    (result,) = run_lines(runner, as_lines({"x": [5, 6, 2]}), LineFormat(ids=True, field="x"), max_new_tokens=3)
     assert result.sequences == runner.generate([[5, 6, 2]], max_new_tokens=3).sequences.tolist()
     long = " ".join(SENTENCES * 4)
-    refused, cut, noted = run_text_input(
+    refused, cut, noted = run_lines(
         runner,
         as_lines({"text": long}, {"text": long, "truncate": True}, {"text": "a town", "output_scores": True}),
         OBJECTS,
@@ -324,28 +326,13 @@ def test_an_error_names_the_source_of_its_setting(
     runner: Runner, own: dict[str, Any], common: dict[str, Any], error: str
 ) -> None:
     lines = as_lines({"text": "a town", "num_beams": 4}, {"text": "a town", **own})
-    good, bad = run_text_input(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
+    good, bad = run_lines(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
     assert good.error is None and bad.error is not None and bad.error.startswith(error)
-
-
-@pytest.mark.parametrize(
-    ("fix", "expected"),
-    [
-        ("pass several, such as temperature=(0.0, 0.2)", 'pass several, such as "temperature": [0.0, 0.2]'),
-        ("pass 'first-segment' or None", 'pass "first-segment" or null'),
-        ("pass do_sample=True, num_beams=1 too", 'pass "do_sample": true, "num_beams": 1 too'),
-        ("shorten it, or cut it with --truncate (truncate=True)", 'shorten it, or cut it with "truncate": true'),
-        ("pass token ids (Runner.generate, or --ids)", "pass token ids"),
-    ],
-)
-def test_a_fix_is_written_as_fields(fix: str, expected: str) -> None:
-    assert with_fields(f"seed='a' is wrong; {fix}") == f"seed='a' is wrong; {expected}"
-    assert with_fields("num_beams=True is wrong") == "num_beams=True is wrong"
 
 
 def test_a_limit_of_a_line_overrides_that_of_a_config(runner: Runner) -> None:
     lines = as_lines({"text": SENTENCES[0], "max_length": 4})
-    (result,) = run_text_input(runner, lines, OBJECTS, generation_config={"max_new_tokens": 6}, min_length=4)
+    (result,) = run_lines(runner, lines, OBJECTS, generation_config={"max_new_tokens": 6}, min_length=4)
     assert result.texts == runner.generate_text(SENTENCES[:1], max_length=4, min_length=4)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.generation.translation import check_without_text, from_language
 from tightbeam.export.checkpoint.languages import language_settings
 from tightbeam.export.families.table import FAMILIES
@@ -25,7 +25,7 @@ SIZES = SimpleNamespace(vocabulary=101, max_target=64, decoder_only=False)
 
 
 def options(defaults: dict[str, Any] = NLLB, **settings: Any) -> GenerationOptions:
-    return options_for(defaults, settings, SIZES, speech=False)
+    return resolve_settings(defaults, settings, SIZES, speech=False).for_prompt(1)
 
 
 def test_the_target_is_the_first_token() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.search.nodes import next_nodes
+from tightbeam.deploy.search.processors.trie import next_nodes
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.file import HEADER, read_trie, write_trie
 from tightbeam.deploy.tries.trie import FREE, ROOT, Trie

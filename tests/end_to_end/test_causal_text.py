@@ -17,10 +17,11 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import SENTENCES, CheckpointCache
+from support.inputs import run_lines
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.inputs.lines import LineFormat, run_text_input
+from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.graph_passes import PassError
@@ -156,7 +157,7 @@ def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch
     too_long = " ".join(SENTENCES * 2).encode()
     lines = [texts[0].encode(), too_long, b"\xff", *(text.encode() for text in texts[1:]), b" "]
     settings: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 6, "repetition_penalty": 1.3}
-    results = list(run_text_input(runner, lines, batch_size=batch_size, **settings))
+    results = list(run_lines(runner, lines, batch_size=batch_size, **settings))
     expected = [runner.generate_text([text], **settings)[0] for text in texts]
     assert [result.texts[0] if result.texts else None for result in results] == [
         expected[0],
@@ -170,10 +171,10 @@ def test_batches_of_prompts_do_not_change_results_or_order(runner: Runner, batch
 
 def test_a_prompt_too_long_is_isolated(runner: Runner) -> None:
     lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
-    results = list(run_text_input(runner, lines, LineFormat(ids=True), num_beams=1, max_new_tokens=8))
+    results = list(run_lines(runner, lines, LineFormat(ids=True), num_beams=1, max_new_tokens=8))
     assert [result.error is None for result in results] == [True, False, True]
     assert "makes sequences of 68 tokens, the model has 64 positions" in str(results[1].error)
-    results = list(run_text_input(runner, lines, LineFormat(ids=True), num_beams=1, max_length=12, eos_token_id=None))
+    results = list(run_lines(runner, lines, LineFormat(ids=True), num_beams=1, max_length=12, eos_token_id=None))
     assert "max_length=12 (from the call) leaves no room for a new token, it counts the 60" in str(results[1].error)
     assert (len(results[0].sequences[0]), len(results[2].sequences[0])) == (9, 11)  # as each would be alone
 
@@ -182,7 +183,7 @@ def test_a_long_prompt_does_not_shorten_others(runner: Runner) -> None:
     """The default is 20 new tokens, as far as the positions of each line by itself allow."""
     lines = [b"[5, 6, 7]", json.dumps([5] * 60).encode(), b"[8]"]
     settings: dict[str, Any] = {"num_beams": 1, "eos_token_id": None}
-    results = list(run_text_input(runner, lines, LineFormat(ids=True), **settings))
+    results = list(run_lines(runner, lines, LineFormat(ids=True), **settings))
     assert [len(result.sequences[0]) for result in results] == [20, 4, 20]
     expect_as_alone(runner, lines, **settings)
 
@@ -208,27 +209,23 @@ def test_padding_of_a_batch_changes_no_line(runner: Runner, settings: dict[str, 
 
 
 def expect_as_alone(runner: Runner, lines: list[bytes], **settings: Any) -> None:
-    together = list(run_text_input(runner, lines, LineFormat(ids=True), **settings))
-    alone = [next(run_text_input(runner, [line], LineFormat(ids=True), **settings)) for line in lines]
+    together = list(run_lines(runner, lines, LineFormat(ids=True), **settings))
+    alone = [next(run_lines(runner, [line], LineFormat(ids=True), **settings)) for line in lines]
     assert [result.sequences for result in together] == [result.sequences for result in alone]
 
 
 def test_prompts_are_truncated_to_fit_new_tokens(runner: Runner) -> None:
     text = " ".join(SENTENCES * 2).encode()
     for settings, new in (({"max_new_tokens": 5}, 5), ({}, 20), ({"max_length": 30}, 1)):
-        (result,) = run_text_input(
-            runner, [text], LineFormat(truncate=True), num_beams=1, eos_token_id=None, **settings
-        )
+        (result,) = run_lines(runner, [text], LineFormat(truncate=True), num_beams=1, eos_token_id=None, **settings)
         assert result.error is None and result.cut > 0
         assert len(result.sequences[0]) == new
 
 
 def test_a_new_token_may_be_an_end_token_at_once(runner: Runner) -> None:
     settings: dict[str, Any] = {"num_beams": 1, "max_new_tokens": 4}
-    (result,) = run_text_input(runner, [b"[5, 6, 7]"], LineFormat(ids=True), **settings)
-    (ended,) = run_text_input(
-        runner, [b"[5, 6, 7]"], LineFormat(ids=True), **settings, eos_token_id=result.sequences[0][0]
-    )
+    (result,) = run_lines(runner, [b"[5, 6, 7]"], LineFormat(ids=True), **settings)
+    (ended,) = run_lines(runner, [b"[5, 6, 7]"], LineFormat(ids=True), **settings, eos_token_id=result.sequences[0][0])
     assert ended.sequences == [result.sequences[0][:1]]
 
 

@@ -267,7 +267,7 @@ def test_the_command_writes_a_line_for_each_file(
 
 def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
-    parser = RequestParser(runner, max_rows=8)
+    parser = RequestParser(runner.model, max_rows=8)
     data = io.BytesIO()
     page = images(9)[0]
     pillow.fromarray(page).save(data, "PNG")

@@ -20,6 +20,7 @@ from support.checkpoint_edits import edit_json, refusal
 from support.checkpoints import CheckpointCache
 from support.commands import SHORT, caller
 from support.image_checkpoints import PATCHES
+from support.inputs import run_recordings
 from support.slow_cases import slow_unless
 from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
@@ -261,7 +262,7 @@ def test_wrong_input_is_refused(bundles: BundleCache) -> None:
 def test_a_request_holds_samples_or_a_file(bundles: BundleCache) -> None:
     soundfile = pytest.importorskip("soundfile")
     runner = Runner.load(bundles("dedup", "moonshine", tokenizer=True), threads=1)
-    parser = RequestParser(runner, max_rows=8)
+    parser = RequestParser(runner.model, max_rows=8)
     wave = recordings(2)[0]
     parsed = parser.parse(Request(1, {"AUDIO": np.stack([wave, wave])}, '{"num_beams": 2}'))
     data = io.BytesIO()

@@ -16,10 +16,11 @@ from support.bundles import BundleCache
 from support.causal_runs import prompts
 from support.expected import generate
 from support.generate_runs import batch
+from support.inputs import run_lines
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.inputs.lines import LineFormat, run_text_input
+from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
@@ -277,7 +278,7 @@ def test_lines_with_tries_of_their_own(bundles: BundleCache, tmp_path: Path) -> 
         write_trie(build_trie(entries_of(seed)), file)
     lines = [{"ids": [5, 6, 7], "trie": str(file)} for file in (*files, tmp_path / "none.trie")]
     written = [json.dumps(line).encode() for line in [*lines, {"ids": [5, 6, 7]}]]
-    results = list(run_text_input(runner, written, LineFormat(ids=True, field="ids"), num_beams=2, max_new_tokens=6))
+    results = list(run_lines(runner, written, LineFormat(ids=True, field="ids"), num_beams=2, max_new_tokens=6))
     assert "cannot read the trie" in str(results[2].error) and "none.trie" in str(results[2].error)
     own: list[dict[str, Any]] = [{"trie": str(files[0])}, {"trie": str(files[1])}, {}]
     expected = runs_alone(runner, [[5, 6, 7]] * 3, [{"num_beams": 2, "max_new_tokens": 6, **each} for each in own])

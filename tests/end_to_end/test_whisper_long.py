@@ -22,7 +22,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import Recording
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.sequential import compression_ratio
-from tightbeam.deploy.inputs.windows import RecordingReader, stream_segments
+from tightbeam.deploy.inputs.windows import stream_segments
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.serving.protocol.messages import Request
@@ -278,7 +278,7 @@ def tokenizer() -> Any:
 def with_tokenizer(runner: Runner, tokenizer: Any, folder: Path) -> Runner:
     """The runner with another tokenizer."""
     tokenizer.save_pretrained(folder)
-    runner._codec = _TokenizersCodec(str(folder / "tokenizer.json"))
+    runner.model.text._codec = _TokenizersCodec(str(folder / "tokenizer.json"))
     return runner
 
 

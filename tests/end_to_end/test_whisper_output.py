@@ -35,7 +35,7 @@ class Words:
 def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
     runner = with_timestamps(bundles, "el")[1]
-    runner._codec = Words()  # type: ignore[assignment]
+    runner.model.text._codec = Words()  # type: ignore[assignment]
     monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
     return runner
 
@@ -242,7 +242,7 @@ def test_formats_that_cannot_be_written(
 ) -> None:
     assert expected in run(talks[0], *options, code=1)[1]
     assert "needs --output FOLDER" in run(*talks, "--format", "vtt", code=1)[1]
-    runner._codec = None
+    runner.model.text._codec = None
     assert "needs text, and this bundle has no tokenizer; pass --json" in run(talks[0], "--format", "vtt", code=1)[1]
 
 

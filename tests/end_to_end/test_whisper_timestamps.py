@@ -15,7 +15,8 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.timestamps import TimestampRules
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.search.timestamps import apply_timestamp_rules, candidates_of_rows
+from tightbeam.deploy.search.processors.timestamps import apply_timestamp_rules
+from tightbeam.deploy.search.rows import candidates_of_rows
 from tightbeam.graph_passes import PRESETS
 
 SETTINGS: tuple[dict[str, Any], ...] = (

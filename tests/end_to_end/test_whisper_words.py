@@ -17,6 +17,7 @@ from support.audio import RATE_HZ, chirp, window_recordings
 from support.bundles import BundleCache
 from support.checkpoint_edits import edit_json
 from support.checkpoints import WHISPER_GENERATION
+from support.inputs import run_windows
 from support.timestamps import generate, with_timestamps
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
@@ -149,7 +150,7 @@ def test_recordings_match_generate(
     tokens, and for some recordings those of its whole pipeline, which joins segments that it finds no end of.
     """
     model, runner = with_timestamps(bundles, variant)
-    runner._codec, tokenizer = codec, whisper_tokenizer()
+    runner.model.text._codec, tokenizer = codec, whisper_tokenizer()
     found = runner.transcribe_segments(waves[which], batch_size=3, return_token_timestamps=True, **settings)
     alike = 0
     for wave, parts in zip(waves[which], found, strict=True):
@@ -176,7 +177,7 @@ def test_recordings_match_generate(
 
 def test_probabilities_are_those_of_the_scores(bundles: BundleCache, waves: list[Array], codec: TextCodec) -> None:
     model, runner = with_timestamps(bundles, "dedup")
-    runner._codec = codec
+    runner.model.text._codec = codec
     (parts,) = runner.transcribe_segments(waves[2:3], return_token_timestamps=True)
     segments = _transcribed(bundles, model, waves[2], {})["segments"][0]
     shown = 0
@@ -195,11 +196,10 @@ def test_probabilities_are_those_of_the_scores(bundles: BundleCache, waves: list
 def test_windows_that_are_cut_have_their_own_times(bundles: BundleCache, waves: list[Array], codec: TextCodec) -> None:
     """Without timestamps a long recording is cut into windows; the times of each are behind those before it."""
     runner = with_timestamps(bundles, "el")[1]
-    runner._codec = codec
-    from tightbeam.deploy.inputs.windows import transcribe_files
+    runner.model.text._codec = codec
 
     how: dict[str, Any] = {"return_token_timestamps": True, "suppress_tokens": [*range(46, 107)]}
-    (done,) = transcribe_files(runner, waves[:1], return_timestamps=False, **how)
+    (done,) = run_windows(runner, waves[:1], return_timestamps=False, **how)
     parts = done.result.segments or []
     assert [part.start_s for part in parts] == [0, 1, 2, 3]
     for start_s, part in enumerate(parts[:3]):
@@ -232,7 +232,7 @@ def test_texts_match_transformers_on_random_tokens(
     parted = 0
     for _ in range(400):
         tokens = [46, *rng.integers(30, 70, 12).tolist()]
-        text = text_of(runner, tokens)
+        text = text_of(runner.model, tokens)
         assert text == tokenizer.decode(tokens, skip_special_tokens=True)
         parted += text != codec.decode([token for token in tokens if token < 56])
     assert parted > 5
@@ -277,7 +277,7 @@ def test_what_cannot_have_times_is_refused(bundles: BundleCache, monkeypatch: py
     with pytest.raises(InputError, match="attention_mask of windows is read with return_token_timestamps=True alone"):
         runner.generate_from_features(features[None], np.ones((1, 100)))
     with pytest.raises(GenerationError, match=r"is for Runner\.transcribe_segments and run-model --word-timestamps"):
-        runner.sample_of_features(0, features, asked)
+        runner.model.sample_of_features(0, features, asked)
     for mask in (np.ones((1, 99)), np.eye(1, 100, 3), np.full((1, 100), 2)):
         with pytest.raises(
             InputError, match=r"attention_mask is .* expected \[1, 100\] of 1 for the recording's frames"
@@ -337,7 +337,7 @@ def test_engines_have_no_alignment(bundles: BundleCache) -> None:
 def loaded(bundles: BundleCache, codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
     runner = with_timestamps(bundles, "el")[1]
-    runner._codec = codec
+    runner.model.text._codec = codec
     monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
     return runner
 

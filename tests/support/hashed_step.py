@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from support.hashed_logits import VOCABULARY, hashed_logits
-from tightbeam.deploy.generation.given import layers
+from support.options import resolve_options
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
@@ -28,8 +27,8 @@ def cases_of(name: str) -> list[dict[str, Any]]:
 def options_of(case: dict[str, Any], **more: Any) -> GenerationOptions:
     """The settings of a case."""
     given = {name: value for name, value in case["settings"].items() if value is not None}
-    asked = layers({}, {**given, **more})
-    return resolve_layers(asked, vocab_size=VOCABULARY, max_positions=99, prompt_length=len(case["rows"][0]))
+    asked = {**given, **more}
+    return resolve_options({}, asked, vocab_size=VOCABULARY, max_positions=99, prompt_length=len(case["rows"][0]))
 
 
 class HashedStep:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from support.options import resolve_options
 from tightbeam.deploy.errors import ExecutionError
-from tightbeam.deploy.generation.given import layers
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
 from tightbeam.deploy.search.compaction import Compaction
@@ -180,4 +179,4 @@ class MadeUpRuntime:
 
 
 def options_of(**asked: Any) -> GenerationOptions:
-    return resolve_layers(layers(DEFAULTS, asked), vocab_size=VOCABULARY, max_positions=40)
+    return resolve_options(DEFAULTS, asked, vocab_size=VOCABULARY, max_positions=40)

@@ -17,8 +17,8 @@ import tritonclient.grpc.aio as grpc_client
 import tritonclient.http.aio as http_client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from support.inputs import run_lines
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.inputs.lines import run_text_input
 from tightbeam.deploy.serving.repository.config import ServingSettings
 from tightbeam.deploy.serving.repository.models import write_model
 from tightbeam.deploy.serving.server.local_server import LocalServer
@@ -168,6 +168,6 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def expected(runner: Runner, text: str, **settings: Any) -> tuple[list[list[int]], list[str]]:
     """Sequences without padding, and texts, from the runner without a server."""
-    (result,) = run_text_input(runner, [text.encode()], **settings)
+    (result,) = run_lines(runner, [text.encode()], **settings)
     assert result.error is None and result.texts is not None
     return result.sequences, result.texts

@@ -111,7 +111,7 @@ def run(
         if seen is not None:
             seen.extend(report.events)
 
-    running = RunningRequests(runner, max_rows=max_rows, stream=stream, send=send)
+    running = RunningRequests(runner.model, max_rows=max_rows, stream=stream, send=send)
     for request in requests:
         running.add(request)
     gone: set[int] = set()
@@ -127,10 +127,10 @@ def run(
 
 def alone(runner: Runner, tokens: Sequence[int], settings: dict[str, Any]) -> Output:
     """The output of one source, run alone."""
-    options = runner.options_for(len(tokens), settings)
+    options = runner.model.settings.options_for(len(tokens), settings)
     ids = np.array([tokens])
     found = runner.generate(ids, np.ones_like(ids), **settings)
-    return output_of(runner, found, options, len(tokens) if runner.decoder_only else 0)
+    return output_of(runner.model, found, options, len(tokens) if runner.decoder_only else 0)
 
 
 def assert_same(found: Output, expected: Output) -> None:

@@ -6,8 +6,10 @@ import numpy as np
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import SearchResult, StepInputs
-from tightbeam.deploy.search.bans import Bans, forced_candidates, forced_tokens
-from tightbeam.deploy.search.step import Step, best
+from tightbeam.deploy.search.processors import processors_of
+from tightbeam.deploy.search.processors.forced_tokens import forced_candidates
+from tightbeam.deploy.search.rows import best
+from tightbeam.deploy.search.step import Step
 
 OUT = np.float32(-1e9)
 
@@ -19,7 +21,7 @@ def search_together(step: Step, options: GenerationOptions, batch_size: int) -> 
 
 
 def _sample(step: Step, options: GenerationOptions, B: int) -> SearchResult:
-    bans = Bans(options)
+    processors = processors_of(options, None)
     input_ids = np.full((B, 1, options.max_length), options.prompt[0])
     unfinished = np.ones(B, np.bool_)
     for cur_len in range(1, options.max_length):
@@ -33,10 +35,10 @@ def _sample(step: Step, options: GenerationOptions, B: int) -> SearchResult:
                 np.full(B, cur_len),
                 zeros.astype(np.int64),
                 zeros.astype(np.float32),
-                bans.banned(history),
+                processors.banned(history),
             )
         )
-        if forced := forced_tokens(options, cur_len):
+        if forced := processors.forced(cur_len):
             candidates = forced_candidates(options, forced, zeros.astype(np.float32))
         next_tokens = candidates.tokens[:, 0]
         if options.eos_token_ids:
@@ -52,7 +54,7 @@ def _sample(step: Step, options: GenerationOptions, B: int) -> SearchResult:
 def _beam_search(step: Step, options: GenerationOptions, B: int) -> SearchResult:
     M, samples = options.num_beams, np.arange(B)[:, None]
     early_stopping, length_penalty = options.early_stopping, options.length_penalty
-    bans = Bans(options)
+    processors = processors_of(options, None)
     running_sequences = np.full((B, M, options.max_length), options.fill_token_id)
     running_sequences[:, :, 0] = options.prompt[0]
     sequences = running_sequences.copy()
@@ -69,10 +71,15 @@ def _beam_search(step: Step, options: GenerationOptions, B: int) -> SearchResult
         step.history[:, :, :cur_len] = history
         candidates = step(
             StepInputs(
-                history[:, :, -1], history, np.full(B, cur_len), parents, running_beam_scores, bans.banned(history)
+                history[:, :, -1],
+                history,
+                np.full(B, cur_len),
+                parents,
+                running_beam_scores,
+                processors.banned(history),
             )
         )
-        if forced := forced_tokens(options, cur_len):
+        if forced := processors.forced(cur_len):
             candidates = forced_candidates(options, forced, running_beam_scores)
         topk_sequences = running_sequences[samples, candidates.beams]
         topk_sequences[:, :, cur_len] = candidates.tokens

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.export import ExportError, export_model, pipeline
-from tightbeam.export.accuracy.reference import make_reference
+from tightbeam.export import ExportError, export_model
 from tightbeam.export.choice import DEFAULT
 from tightbeam.export.errors import InexactError
 from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.model import Sizes
+from tools.shared_steps import shared_steps
 
 __all__ = ["Export", "Form", "export_all", "findings", "forms_of"]
 
@@ -98,7 +95,7 @@ def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -
 
 def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callable[[str], None]) -> Iterator[Export]:
     """Export a checkpoint in each form; one that fails does not end the others."""
-    with _made_once():
+    with shared_steps("trace", "make_reference"):
         for form in forms:
             start = time.perf_counter()
             bundle, error, refused = None, "", False
@@ -115,26 +112,6 @@ def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callab
                 error, refused = str(failed), isinstance(failed, InexactError)
                 say(f"{checkpoint}, {form.name}: the export failed: {error}")
             yield Export(form, bundle, error, refused, time.perf_counter() - start)
-
-
-@contextmanager
-def _made_once() -> Iterator[None]:
-    """Context in which the exports of one checkpoint share its trace and torch's tokens, as variants of one do."""
-    trace = pipeline.trace
-    made: dict[str, Any] = {}
-
-    def traced(checkpoint: Any) -> Any:
-        if "trace" not in made:
-            made["trace"] = trace(checkpoint)
-        return made["trace"].copy()
-
-    def reference(checkpoint: Any, samples: Any) -> Any:
-        if "reference" not in made:
-            made["reference"] = make_reference(checkpoint, samples)
-        return made["reference"]
-
-    with patch.object(pipeline, "trace", traced), patch.object(pipeline, "make_reference", reference):
-        yield
 
 
 def findings(manifest: Manifest) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.given import GENERATION_CONFIG, REQUEST
+from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -44,7 +44,7 @@ TEXT_PARAMETERS = frozenset(
 )
 """Parameters whose text is not read as JSON."""
 KEPT = 128
-"""Parameters whose options are kept: most requests have those of others."""
+"""Parameters whose settings are cached: most requests have the same as others."""
 TRITON_PREFIX = "triton_"
 """Prefix of the parameters that are Triton's own."""
 
@@ -83,7 +83,7 @@ class RequestParser:
         self._model, self._max_rows = model, max_rows
         self._tries = served_tries(model.bundle.path)
         self._numbers = count()
-        self._options = lru_cache(KEPT)(self._resolve)
+        self._settings = lru_cache(KEPT)(self._read_settings)
         self._readers = lru_cache(KEPT)(self._reader)
 
     def parse(self, request: Request) -> ParsedRequest:
@@ -95,7 +95,8 @@ class RequestParser:
             The request cannot be run; the message names its row where it has several.
         """
         model = self._model
-        settings, truncate, options = self._options(request.parameters, 1)
+        settings, truncate = self._settings(request.parameters)
+        options = model.settings.options_for(1, settings)
         if options.num_beams > self._max_rows:
             raise InputError(
                 f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
@@ -127,7 +128,7 @@ class RequestParser:
                     opened = self._file(row, content, request.parameters, seconds)
                     seconds += opened.result.seconds
             except (InputError, GenerationError) as error:
-                raise type(error)(f"row {row}: {error}" if len(source) > 1 else str(error)) from None
+                raise (error.at(f"row {row}") if len(source) > 1 else error) from None
             parsed.rows.append(opened)
         return parsed
 
@@ -143,7 +144,7 @@ class RequestParser:
         return opened
 
     def _reader(self, parameters: str) -> SourceReader:
-        settings, _, _ = self._options(parameters, 1)
+        settings, _ = self._settings(parameters)
         if self._model.reads_images:
             return ImageReader(self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES)
         if self._model.recordings is not None:
@@ -157,19 +158,19 @@ class RequestParser:
 
     def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
         decoder_only = self._model.decoder_only
-        _, _, options = self._options(request.parameters, len(tokens) if decoder_only else 1)
+        settings, _ = self._settings(request.parameters)
+        options = self._model.settings.options_for(len(tokens), settings)
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
 
-    def _resolve(self, parameters: str, prompt_length: int) -> tuple[dict[str, Any], bool, GenerationOptions]:
-        """The settings of a request, whether to truncate its texts, and the options that they are."""
+    def _read_settings(self, parameters: str) -> tuple[dict[str, Any], bool]:
+        """Read the settings of a request, and whether to truncate its texts."""
         given = with_served_trie(_settings(parameters), self._tries)
         truncate = given.pop("truncate", False)
         if not isinstance(truncate, bool):
             raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
         settings, _ = remove_settings_without_effect(given, speech=self._model.has_windows, source=REQUEST)
-        options = self._model.settings.options_for(prompt_length, settings)
-        return settings, truncate, options
+        return settings, truncate
 
 
 def _source_name(model: Model, request: Request) -> str:

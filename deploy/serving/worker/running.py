@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
-from tightbeam.deploy.errors import BundleError, GenerationError, InputError
-from tightbeam.deploy.generation.fixes import with_fields
+from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import text_of
 from tightbeam.deploy.model.model import Model
@@ -94,7 +93,7 @@ class RunningRequests:
     def __init__(self, model: Model, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
         self._model, self._stream, self._send, self._max_rows = model, stream, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
-        self._parser = RequestParser(model, max_rows)
+        self._parser = RequestParser(model.model, max_rows)
         self._parsing = ParsingThreads(self._parser.parse, self._announce)
         self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
@@ -160,7 +159,7 @@ class RunningRequests:
 
     def _refuse(self, number: int, error: Exception) -> None:
         if isinstance(error, BundleError | InputError | GenerationError):
-            message = with_fields(str(error))
+            message = message_for(JSON, error)
         else:
             traceback.print_exception(error)
             message = f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.given import GENERATION_CONFIG
+from tightbeam.deploy.generation.layers import GENERATION_CONFIG
 from tightbeam.deploy.serving.protocol.parameters import TRIE_SUFFIX, TRIES
 from tightbeam.deploy.tries.file import read_trie
 

@@ -10,7 +10,7 @@ from tightbeam.deploy import InputError
 from tightbeam.deploy.bundle.manifest import PassEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import DeviceError
-from tightbeam.deploy.generation.resolve import options_for
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.ray.sizing import PROCESS_BYTES, ActorMemory, Actors, Machine, memory_of_actor, plan_actors
 
 GB = 10**9
@@ -46,7 +46,7 @@ def test_an_actor_for_each_gpu() -> None:
 
 def test_memory_grows_with_weights_and_batch() -> None:
     manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
-    options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
+    options = resolve_settings(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False).for_prompt(1)
     assert manifest.precision == "fp32"
     small, large = (memory_of_actor(manifest, options, batch_size).of(1) for batch_size in (1, 5))
     assert large - small == 4 * (small - PROCESS_BYTES - round(1.2 * manifest.weights.bytes)) > 0
@@ -55,7 +55,7 @@ def test_memory_grows_with_weights_and_batch() -> None:
 def test_weights_that_a_machine_has_once() -> None:
     """The operators of int8 bundles, and of the pass ``linear``, read the mapped file."""
     manifest = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", verify=False).manifest
-    options = options_for(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False)
+    options = resolve_settings(manifest.generation, {"max_new_tokens": 6}, manifest.sizes, speech=False).for_prompt(1)
     whole = memory_of_actor(manifest, options, 1)
     shared = memory_of_actor(manifest.model_copy(update={"precision": "int8"}), options, 1)
     assert shared.shared_bytes == manifest.weights.bytes and whole.shared_bytes == 0

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from support.bundles import BundleCache
 from support.checkpoints import WHISPER_GENERATION
 from support.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlone, MadeUpRuntime, options_of
+from support.options import resolve_options
 from support.searches import search
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import ExecutionError
-from tightbeam.deploy.generation.given import layers
-from tightbeam.deploy.generation.resolve_layers import resolve_layers
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.deploy.scheduling.sample import Sample
@@ -83,8 +82,9 @@ def test_each_sample_gets_what_it_gets_alone(
         given["num_return_sequences"] = min(given["num_beams"], given.get("num_return_sequences", 1))
         if decoder_only:
             given["max_length"] += len(tokens)
-        options = resolve_layers(
-            layers(DEFAULTS, given),
+        options = resolve_options(
+            DEFAULTS,
+            given,
             vocab_size=VOCABULARY,
             max_positions=40,
             prompt_length=len(tokens) if decoder_only else None,
@@ -221,7 +221,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, num_beams: in
     scheduler, found = runner.scheduler(4 * num_beams), {}
     asked: list[dict[str, Any]] = [{}, {"language": "de"}, {"language": "en", "task": "translate"}] * 2
     for number, (own, given) in enumerate(zip(features, asked, strict=True)):
-        scheduler.add(runner.sample_of_features(number, own, {"num_beams": num_beams, **given}))
+        scheduler.add(runner.model.sample_of_features(number, own, {"num_beams": num_beams, **given}))
     turns = 0
     while scheduler.active:
         found |= {finished.number: finished.result for finished in scheduler.turn()}

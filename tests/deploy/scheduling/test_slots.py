@@ -88,7 +88,7 @@ def test_whisper_with_and_without_a_language(bundles: BundleCache, device: str) 
     features = np.random.default_rng(4).standard_normal((4, cpu.log_mel.mels, cpu.log_mel.frames), np.float32)
     asked: list[dict[str, Any]] = [{}, {"language": "de"}, {"language": "en", "task": "translate"}, {}]
     samples = [
-        made.runner.sample_of_features(number, own, {"num_beams": 2, **given})
+        made.runner.model.sample_of_features(number, own, {"num_beams": 2, **given})
         for number, (own, given) in enumerate(zip(features, asked, strict=True))
     ]
     found = run(made.runner.scheduler(4), samples, every=1)

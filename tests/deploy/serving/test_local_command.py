@@ -20,10 +20,10 @@ import pytest
 from support import served
 from support.audio import chirp
 from support.bundles import BundleCache
+from support.inputs import transcribe
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.serve_local import app
 from tightbeam.deploy.inputs.audio_files import read_audio, windows
-from tightbeam.deploy.inputs.windows import transcribe
 from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_AUDIO, SAMPLE_IDS, SAMPLE_TEXT
 from tightbeam.deploy.serving.server import triton_server
 from tightbeam.deploy.serving.server.local_server import free_ports

@@ -15,13 +15,13 @@ from transformers.models.whisper import tokenization_whisper
 
 from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
+from support.inputs import run_windows
 from support.timestamps import with_timestamps
 from support.triton_requests import EventLog, audio_request, run
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.audio_files import read_blocks
-from tightbeam.deploy.inputs.windows import transcribe_files
 from tightbeam.deploy.serving.backend.responses import tensors_of
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Request, Row
 from tightbeam.deploy.text.detokenizer import HALF
@@ -61,7 +61,7 @@ def file_request(number: int, *rows: bytes, **parameters: Any) -> Request:
 
 def expect_transcribed(runner: Runner, log: EventLog, sources: dict[int, list[Any]], **settings: Any) -> None:
     """Assert that each row of each request is what `run-model --json` makes of its source."""
-    done = iter(list(transcribe_files(runner, [source for rows in sources.values() for source in rows], **settings)))
+    done = iter(list(run_windows(runner, [source for rows in sources.values() for source in rows], **settings)))
     for number, rows in sources.items():
         for output, expected in zip(log.outputs(number), [next(done) for _ in rows], strict=True):
             assert expected.failure is None
@@ -92,7 +92,7 @@ def test_segments_are_json_beside_rows_that_have_none(whisper: Runner) -> None:
     outputs = run(whisper, [file_request(0, *rows, num_beams=2)]).outputs(0)
     found = tensors_of(outputs, 0)
     (long,), (short,) = ([json.loads(value) for value in row] for row in found["SEGMENTS"])
-    (done,) = transcribe_files(whisper, [rows[0]], num_beams=2)
+    (done,) = run_windows(whisper, [rows[0]], num_beams=2)
     assert long == json.loads(done.result.as_json())["segments"] and len(long) > 1
     assert short is None and outputs[1].scores is not None
     assert found["SCORES"].shape == (2, 0), "no score where a row has none"
@@ -102,7 +102,7 @@ def test_streamed_segments_are_those_of_the_whole_answer(bundles: BundleCache, c
     """Texts and words by a tokenizer are those of the whole answer, and of transformers for each segment."""
     languages = {"<|en|>": 47, "<|ja|>": 48, "<|fr|>": 49}
     runner, tokenizer = with_timestamps(bundles, "el", lang_to_id=languages)[1], whisper_tokenizer()
-    runner._codec = codec
+    runner.model.text._codec = codec
     sources = {0: [file_of("WAV", 4.2), file_of("FLAC", 2.3)], 1: [file_of("MP3", 0.8)]}
     asked: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True}
     own = {0: {**asked, "language": "ja"}, 1: {**asked, "language": "en", "num_beams": 2}}
@@ -180,7 +180,7 @@ def test_segments_have_times_of_tokens(whisper: Runner) -> None:
     rows = [file_of("WAV", 2.2), file_of("FLAC", 0.5)]
     log = run(whisper, [file_request(0, *rows, **asked), file_request(1, rows[0])])
     found = [json.loads(value) for (value,) in tensors_of(log.outputs(0), 0)["SEGMENTS"]]
-    expected = [json.loads(done.result.as_json())["segments"] for done in transcribe_files(whisper, rows, **asked)]
+    expected = [json.loads(done.result.as_json())["segments"] for done in run_windows(whisper, rows, **asked)]
     assert found == expected and all(part["token_timestamps"] for parts in found for part in parts)
     expect_transcribed(whisper, log, {1: rows[:1]})
 

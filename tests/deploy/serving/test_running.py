@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from support.audio import RATE_HZ, chirp
 from support.checkpoints import SENTENCES
+from support.inputs import read_features, transcribe
 from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
-from tightbeam.deploy.inputs.windows import read_features, transcribe
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
@@ -272,7 +272,7 @@ def test_streamed_characters_of_several_tokens_are_whole(bart: Runner, tmp_path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(names[:3])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    runner = Runner(bart.bundle, bart._runtime, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
+    runner = Runner(bart.bundle, bart.model.runtime, _TokenizersCodec(str(tmp_path / "tokenizer.json")))
     generator = np.random.default_rng(0)
     settings = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2}
     log = run(runner, [ids_request(0, *generator.integers(3, 100, (24, 9)).tolist(), **settings)], stream=True)

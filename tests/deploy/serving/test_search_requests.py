@@ -56,7 +56,7 @@ def alone(runner: Runner, row: list[int], asked: dict[str, Any]) -> Output:
     options = runner.options(**settings)
     if "decoder_input_ids" in settings:
         settings["decoder_input_ids"] = [settings["decoder_input_ids"]]
-    return output_of(runner, runner.generate([row], **settings), options)
+    return output_of(runner.model, runner.generate([row], **settings), options)
 
 
 def assert_same(found: Output, expected: Output) -> None:

@@ -28,10 +28,10 @@ from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from support.image_checkpoints import images
+from support.inputs import run_windows
 from support.served import Response, Send, metrics, processes, texts, until
 from support.timestamps import written_with_timestamps
 from tightbeam.deploy import Runner
-from tightbeam.deploy.inputs.windows import transcribe_files
 from tightbeam.deploy.serving.server.triton_server import ServerError
 
 LONG = {"num_beams": 4, "max_new_tokens": 1800, "min_new_tokens": 1800}
@@ -234,7 +234,7 @@ def test_recordings(world: SimpleNamespace) -> None:
     padded = np.stack([np.pad(wave, (0, 3 * samples - len(wave))) for wave in waves])
     data = io.BytesIO()
     soundfile.write(data, waves[0], RATE_HZ, format="FLAC")
-    done = list(transcribe_files(runner, [*waves, data.getvalue()]))
+    done = list(run_windows(runner, [*waves, data.getvalue()]))
 
     async def send_all(http: Send, grpc: Send) -> list[Response]:
         sending = []
@@ -553,7 +553,7 @@ def test_each_row_is_streamed_when_finished(world: SimpleNamespace) -> None:
 def test_segments_of_a_recording_are_streamed(world: SimpleNamespace) -> None:
     runner, wave = world.runners["speech"], chirp(2.3)
     *parts, last = stream(world, "listen", {"AUDIO": wave[None]})
-    (expected,) = transcribe_files(runner, [wave])
+    (expected,) = run_windows(runner, [wave])
     assert last.ids[0] == expected.result.sequences and last.texts[0] == expected.result.texts
     segments = json.loads(last["SEGMENTS"].item())
     assert segments == json.loads(expected.result.as_json())["segments"] and len(segments) > 2

@@ -1,9 +1,11 @@
-"""Names that other programs, and ``model.generate`` itself, have for settings of ours: advice for error messages."""
+"""Names of settings in other programs, and arguments of ``model.generate`` that something else replaces."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from tightbeam.deploy.errors import Fix, PerFrontEnd
 
 __all__ = ["advice_on"]
 
@@ -24,25 +26,26 @@ RENAMED = {
     "return_log_probs": "return_token_scores",
     "word_timestamps": "return_token_timestamps",
 }
-"""Settings of CTranslate2, faster-whisper, vLLM and TensorRT-LLM, and ours."""
+"""Settings of CTranslate2, faster-whisper, vLLM and TensorRT-LLM, and the names that they have here."""
 
-REPLACED = {
+CALLBACK = PerFrontEnd(" (Runner.generate, callback)", "", "")
+REPLACED: dict[str, Fix | str] = {
     "prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie",
     "logits_processor": "no Python function runs in a step; use the settings that change scores, or a trie",
-    "stopping_criteria": "no function runs in a step; leave it out, or cancel what runs (Runner.generate, callback)",
-    "streamer": "leave it out, or take tokens as they come (Runner.generate, callback)",
+    "stopping_criteria": Fix("no function runs in a step; leave it out, or cancel what runs{}", CALLBACK),
+    "streamer": Fix("leave it out, or take tokens as they come{}", CALLBACK),
     "stream": "triton-repo --stream serves a model that streams",
     "assistant_model": "drafts of another model are not supported; leave it out",
     "inputs": "pass the token ids as input_ids",
 }
-"""Arguments of ``model.generate`` that something else stands for, and the fix."""
+"""Arguments of ``model.generate`` that something else replaces, and the fix."""
 
 CLOSE_ENOUGH = 0.7
 """Least likeness of a name that is proposed in place of an unknown one."""
 
 
-def advice_on(name: str, known: Iterable[str]) -> str:
-    """The fix for a setting that there is not: the name that was meant, what stands for it, or to remove it.
+def advice_on(name: str, known: Iterable[str]) -> Fix | str:
+    """Return the fix for an unknown setting: the name that was meant, what replaces it, or to remove it.
 
     Parameters
     ----------
@@ -50,6 +53,10 @@ def advice_on(name: str, known: Iterable[str]) -> str:
         The unknown name.
     known : iterable of str
         Settings that are supported.
+
+    Returns
+    -------
+    Fix or str
     """
     if name in REPLACED:
         return REPLACED[name]

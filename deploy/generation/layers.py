@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +34,18 @@ CALL, COMMAND_LINE, LINE, REQUEST = "the call", "the command line", "the line", 
 EXAMPLE = '{"num_beams": 4}'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
-    """Settings by transformers' field names, and their source as error messages name it. None is "not set".
+    """Settings from one source. A layer is equal to itself alone, so that what is made of it can be cached.
 
-    ``asked``: somebody asked for each of these. A config has fields that nobody thought of.
+    Attributes
+    ----------
+    source : str
+        The place that the settings are from, as errors name it.
+    values : mapping
+        Values by transformers' field names. None is "not set".
+    asked : bool
+        True if somebody asked for each of these by name. A config has fields that nobody thought of.
     """
 
     source: str
@@ -66,7 +72,7 @@ def read_generation_config(given: object) -> Layer:
     Raises
     ------
     GenerationError
-        It is none of these, or the file cannot be read.
+        The value has another type, or the file cannot be read.
     """
     if isinstance(given, Layer):
         return given
@@ -76,23 +82,21 @@ def read_generation_config(given: object) -> Layer:
     elif callable(to_dict := getattr(given, "to_dict", None)) and not isinstance(given, type):
         values = to_dict()
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise GenerationError(
-            f"generation_config={reprlib.repr(given)} holds no settings by name; pass a GenerationConfig, a dict such "
-            f"as {EXAMPLE}, or the name of a JSON file"
-        )
+        fix = f"pass a GenerationConfig, a dict such as {EXAMPLE}, or the name of a JSON file"
+        raise GenerationError("holds no settings by name", field=GENERATION_CONFIG, value=given, fix=fix)
     return Layer(source, {name: value for name, value in values.items() if value is not None})
 
 
 def caller_layers(settings: Mapping[str, Any], source: str = CALL) -> tuple[Layer, ...]:
-    """Read what a caller gives as layers, each of which overrides the one before it.
+    """Read a caller's settings as layers, each of which overrides the one before it.
 
     Parameters
     ----------
     settings : mapping
-        Settings by name. Their ``generation_config``, if any, is below them: layers, or an argument of
+        Settings by name. Their ``generation_config``, if any, is below the others: layers, or an argument of
         `read_generation_config`.
     source : str
-        Source of those with a name.
+        Source of the settings above the ``generation_config``.
 
     Raises
     ------
@@ -110,22 +114,22 @@ def caller_layers(settings: Mapping[str, Any], source: str = CALL) -> tuple[Laye
 
 
 def with_source(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The same settings as layers of a ``generation_config``, which remember the source. Raises GenerationError."""
+    """Return the same settings as layers of a ``generation_config``, which have the source. Raises GenerationError."""
     return settings_of(caller_layers(settings, source))
 
 
 def settings_of(given: Sequence[Layer]) -> dict[str, Any]:
-    """The settings that layers are, as a caller gives them."""
+    """Return layers as the settings of a caller."""
     return {GENERATION_CONFIG: tuple(given)} if given else {}
 
 
 def layers(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Layer]:
-    """The settings of the checkpoint, and above them those of the caller. Raises GenerationError."""
+    """Return the settings of the checkpoint, and above them those of the caller. Raises GenerationError."""
     return [Layer(CHECKPOINT, defaults), *caller_layers(overrides)]
 
 
-def merged(given: list[Layer]) -> dict[str, Any]:
-    """The values of layers, the later ones first."""
+def merged(given: Sequence[Layer]) -> dict[str, Any]:
+    """Return the values of layers, each over those of the layers before it."""
     return {name: value for layer in given for name, value in layer.values.items()}
 
 

@@ -1,11 +1,13 @@
-"""The candidates of a step whose rows are renormalised, without reading the rows where few likely tokens are banned.
+"""Log-probabilities that sum to 1 again after all other processors, with ``renormalize_logits``.
 
-With ``renormalize_logits`` the log-probabilities of a row that are left after all processors sum to 1 again. Where the
-processors only ban tokens, each row's scores rise by one number::
+Source: transformers 5.23 `LogitNormalization`.
+
+The rows need not be read if few likely tokens are banned. If the processors only ban tokens, each row's scores rise by
+one number::
 
     shift = -log(1 - sum of the probabilities of the row's banned tokens)
 
-The search head ranks the scores before that. Its best C are those after it, in another order perhaps, where the score
+The search head ranks the scores before that. Its best C are the best C after it, in another order perhaps, if the score
 of the C-th after it is above the score of the (C + 1)-th before it by more than the largest shift.
 """
 
@@ -14,16 +16,33 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.arrays import Floats, Ints
-from tightbeam.deploy.search.rows import Rows
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.processors._forms import RowProcessor
+from tightbeam.deploy.search.rows import Ranked, Rows, log_softmax
 
-__all__ = ["renormalized"]
+__all__ = ["renormalize", "renormalized"]
 
 MOST = 0.01
 """Probability of a row's banned tokens from which its rows are read: an error of it would be one of the scores."""
 LARGEST_SCORE = 1e4
 """Amount of a beam's score from which rounding hides the scores of its tokens."""
 
-Ranked = tuple[Floats, Ints, Ints]
+
+class Renormalize(RowProcessor):
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def process(self, scores: Floats, row: Ints, beginning: int) -> Floats:
+        return log_softmax(scores) if scores.max() > -np.inf else scores
+
+    def rank(self, rows: Rows, sample: int, beam_scores: Floats, found: Ranked) -> Ranked | None:
+        if len(found[0]) == self._vocab_size:  # then there may be no candidate more than the search needs
+            return None
+        return renormalized(rows, sample, beam_scores, found)
+
+
+def renormalize(options: GenerationOptions, source: Ints | None) -> RowProcessor | None:
+    return Renormalize(options.vocab_size) if options.renormalize else None
 
 
 def renormalized(rows: Rows, sample: int, beam_scores: Floats, found: Ranked) -> Ranked | None:
@@ -32,7 +51,7 @@ def renormalized(rows: Rows, sample: int, beam_scores: Floats, found: Ranked) ->
     Parameters
     ----------
     rows : Rows
-        Those of the step.
+        The rows of the step.
     sample : int
         Index of the sample in the batch.
     beam_scores : float32 [M]
@@ -43,7 +62,7 @@ def renormalized(rows: Rows, sample: int, beam_scores: Floats, found: Ranked) ->
     Returns
     -------
     scores, beams, tokens [C + 1], or None
-        The first C are right; the last one is only below them. None where the rows have to be read.
+        The first C are right; the last one is only below them. None if the rows have to be read.
     """
     scores, beams, tokens = found
     M = len(beam_scores)

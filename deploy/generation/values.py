@@ -1,0 +1,313 @@
+"""The types of settings' values. Each checks a value as a caller gives it, and returns it as a search takes it."""
+
+from __future__ import annotations
+
+import math
+import os
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+import numpy as np
+
+from tightbeam.deploy.errors import Constant, Fix, GenerationError, InputError, Setting
+from tightbeam.deploy.generation.layers import CHECKPOINT
+from tightbeam.deploy.tries.file import read_trie
+from tightbeam.deploy.tries.trie import Trie
+
+__all__ = [
+    "Anything",
+    "Choice",
+    "Flag",
+    "ForcedWords",
+    "Given",
+    "Integer",
+    "Number",
+    "Prompt",
+    "Temperatures",
+    "TokenId",
+    "TokenIds",
+    "TokenSequences",
+    "TokenTable",
+    "TrieFile",
+    "ValueType",
+    "WhisperPromptIds",
+]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A setting as a caller gives it.
+
+    Attributes
+    ----------
+    name : str
+    value : object
+    source : str
+        The place that it is from, as errors name it.
+    vocab_size : int
+        Tokens that the model scores.
+    """
+
+    name: str
+    value: Any
+    source: str
+    vocab_size: int
+
+    def error(self, problem: str = "", *, expected: str = "", fix: Fix | str) -> GenerationError:
+        """Make an error about this setting; by default its value "is not" what was expected."""
+        return GenerationError(
+            problem, field=self.name, value=self.value, source=self.source, expected=expected, fix=fix
+        )
+
+    def token(self, token: Any) -> int:
+        """Check a token id in the value. Raises GenerationError."""
+        expected = f"ids from 0 to {self.vocab_size - 1}"
+        if not is_number(token, Integral):
+            problem = f"holds {reprlib.repr(token)}, which is not a token id"
+            raise self.error(problem, expected=expected, fix="pass integers")
+        if not 0 <= token < self.vocab_size:
+            problem = f"holds {token}, which is outside the vocabulary"
+            raise self.error(problem, expected=expected, fix=f"pass {expected}")
+        return int(token)
+
+
+class ValueType(Protocol):
+    """A type of value."""
+
+    def read(self, given: Given) -> Any:
+        """Return the value as a search takes it. Raises GenerationError for a value of another type or range."""
+        ...
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer of at least ``least``, and at most ``most``."""
+
+    least: int
+    most: int | None = None
+
+    def read(self, given: Given) -> int:
+        if not is_number(given.value, Integral) or given.value < self.least:
+            expected = f"an integer of at least {self.least}"
+            raise given.error(expected=expected, fix=f"pass {self.least} or more")
+        if self.most is not None and given.value > self.most:
+            expected = f"an integer from {self.least} to {self.most}"
+            raise given.error(expected=expected, fix=f"pass {self.most} or less")
+        return int(given.value)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number within ``bounds``, both included.
+
+    Attributes
+    ----------
+    such_as : float
+        The example of the fix.
+    expected : str
+        The values within the bounds, in words.
+    bounds : (float, float)
+    instead : Setting or None
+        The setting of a caller who wants a value out of the bounds.
+    """
+
+    such_as: float
+    expected: str = "a finite number"
+    bounds: tuple[float, float] = (-np.finfo(np.float64).max, np.finfo(np.float64).max)
+    instead: Setting | None = None
+
+    def read(self, given: Given) -> float:
+        low, high = self.bounds
+        number = as_number(given.value)
+        if not low <= number <= high:
+            fix: Fix | str = f"pass a number such as {self.such_as}"
+            if self.instead is not None:
+                fix = Fix(f"{fix}, or {{}}", self.instead)
+            raise given.error(expected=self.expected, fix=fix)
+        return number
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False."""
+
+    def read(self, given: Given) -> bool:
+        if not isinstance(given.value, bool | np.bool_):
+            fix = Fix("pass {} or {}", Constant(True), Constant(False))
+            raise given.error("is neither true nor false", expected="true or false", fix=fix)
+        return bool(given.value)
+
+
+class Choice:
+    """One of some values."""
+
+    def __init__(self, *values: bool | str) -> None:
+        self.values = values
+
+    def read(self, given: Given) -> bool | str:
+        for value in self.values:
+            if type(given.value) is type(value) and given.value == value:
+                return value
+        fix = Fix(f"pass {', '.join(['{}'] * (len(self.values) - 1))} or {{}}", *map(Constant, self.values))
+        raise given.error("is not a choice", expected=" or ".join(map(repr, self.values)), fix=fix)
+
+
+@dataclass(frozen=True)
+class Anything:
+    """A value that is checked where it is used, or that changes nothing."""
+
+    def read(self, given: Given) -> Any:
+        return given.value
+
+
+@dataclass(frozen=True)
+class TokenId:
+    """A token id."""
+
+    def read(self, given: Given) -> int:
+        return given.token(given.value)
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """A list of token ids; with ``may_be_one`` a single id, with ``may_be_empty`` an empty list too."""
+
+    may_be_one: bool = False
+    may_be_empty: bool = False
+
+    def read(self, given: Given) -> tuple[int, ...]:
+        value = given.value
+        if is_list(value) and (value or self.may_be_empty):
+            return tuple(map(given.token, value))
+        if not self.may_be_one or is_list(value):
+            raise given.error(expected="a list of token ids", fix="pass a list such as [17, 4]")
+        return (given.token(value),)
+
+
+@dataclass(frozen=True)
+class TokenSequences:
+    """A list of lists of token ids."""
+
+    def read(self, given: Given) -> tuple[tuple[int, ...], ...]:
+        value = given.value
+        if not is_list(value) or not value or not all(is_list(row) and row for row in value):
+            raise given.error(expected="a list of lists of token ids", fix="pass a list such as [[17], [4, 8]]")
+        return tuple(tuple(map(given.token, row)) for row in value)
+
+
+@dataclass(frozen=True)
+class ForcedWords:
+    """A list of words, each as its tokens or as a list of alternatives.
+
+    Source: transformers 4.56.2, the last release that has it; what it refuses is refused here.
+    """
+
+    def read(self, given: Given) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(self._alternatives(given, word) for word in self._filled(given, given.value))
+
+    def _alternatives(self, given: Given, word: Any) -> tuple[tuple[int, ...], ...]:
+        first = self._filled(given, word)[0]
+        several = is_list(first) and len(first) > 0
+        rows = [self._filled(given, tokens) for tokens in (word if several else [word])]
+        found = [tuple(map(given.token, row)) for row in rows]
+        if any(begins(first, second) for first in found for second in found if first is not second):
+            problem = "has an alternative that begins another of its word"
+            raise given.error(problem, fix="leave the longer one out")
+        return tuple(found)
+
+    def _filled(self, given: Given, value: Any) -> Sequence[Any]:
+        if not is_list(value) or not value:
+            fix = "pass a list such as [[17, 4], [[8], [9, 3]]], for one word and one with two alternatives"
+            raise given.error(expected="a list of words", fix=fix)
+        found: Sequence[Any] = value
+        return found
+
+
+@dataclass(frozen=True)
+class TrieFile:
+    """A trie, or a file that holds one. A checkpoint cannot name a file."""
+
+    def read(self, given: Given) -> Trie:
+        if given.source == CHECKPOINT:
+            raise given.error("names a file, which no checkpoint may", fix="remove it there")
+        if not isinstance(given.value, Trie | str | os.PathLike):
+            raise given.error(expected="a trie", fix="pass a file that build-trie has made")
+        try:
+            trie = given.value if isinstance(given.value, Trie) else read_trie(given.value)
+        except InputError as error:
+            raise GenerationError(str(error)) from None
+        if trie.vocabulary > given.vocab_size:
+            problem = f"holds token {trie.vocabulary - 1}, outside the vocabulary of {given.vocab_size}"
+            raise given.error(problem, fix="build it with this model's tokenizer")
+        return trie
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """A temperature, or one for each attempt at a window; 0 takes the best tokens."""
+
+    def read(self, given: Given) -> tuple[float, ...]:
+        each = tuple(given.value) if is_list(given.value) else (given.value,)
+        if not each or not all(is_number(one, Real) and (one == 0 or 1e-30 <= one < 1e30) for one in each):
+            fix = Fix("pass 0, or one for each attempt, such as {}", Setting(given.name, (0.0, 0.2, 0.4)))
+            raise given.error(expected="0 or a number above 0, or a list of these", fix=fix)
+        return tuple(map(float, each))
+
+
+@dataclass(frozen=True)
+class WhisperPromptIds:
+    """Token ids in a list or an array."""
+
+    def read(self, given: Given) -> tuple[int, ...]:
+        tokens = given.value.tolist() if hasattr(given.value, "tolist") else given.value
+        if not is_list(tokens):
+            raise given.error(expected="a list of token ids", fix="pass those of WhisperProcessor.get_prompt_ids")
+        return tuple(map(given.token, tokens))
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Token ids by name, which a checkpoint has."""
+
+    def read(self, given: Given) -> dict[str, int]:
+        if not isinstance(given.value, dict):
+            raise given.error(expected="a table of token ids", fix="restore the generation config")
+        return {name: given.token(token) for name, token in given.value.items()}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt in its older form: [[1, token or None], [2, token], ...]."""
+
+    def read(self, given: Given) -> tuple[int | None, ...]:
+        pairs = given.value
+        whole = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+        if not whole or [pair[0] for pair in pairs] != list(range(1, len(pairs) + 1)):
+            raise given.error(expected="a prompt", fix="pass it as [[1, token], [2, token], ...]")
+        return tuple(None if token is None else given.token(token) for _, token in pairs)
+
+
+def is_number(value: object, kind: type) -> bool:
+    """Return True for a number of that kind, numpy's included. True and False are not numbers."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def as_number(value: Any) -> float:
+    """Return a number as a float: NaN if it is not one, infinity for an integer beyond float64."""
+    try:
+        return float(value) if is_number(value, Real) else math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_list(value: object) -> bool:
+    """Return True for a list or a tuple."""
+    return isinstance(value, list | tuple)
+
+
+def begins(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return True if ``second`` begins with ``first``."""
+    return tuple(first) == tuple(second[: len(first)])
