@@ -58,8 +58,7 @@ class OpenInput:
     def outputs(self, model: Model) -> list[Output]:
         """Make the output of each sample: decode what was found. Raises BundleError."""
         return [
-            output_of(model.model, self.found[sample.number], sample.options, sample.prompt_length)
-            for sample in self.samples
+            output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
         ]
 
     def output(self, model: Model) -> Output:

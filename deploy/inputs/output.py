@@ -105,7 +105,7 @@ class Output:
     pages: list[Output] | None = None
 
 
-def output_of(model.model: Model, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
+def output_of(model: Model, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
     """Convert the result of one sample.
 
     Parameters
@@ -124,7 +124,7 @@ def output_of(model.model: Model, found: SearchResult, options: GenerationOption
     sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
     new_tokens = sum(len(row) - (0 if model.decoder_only else options.beginning) for row in sequences)
-    texts = [text_of(model.model, row) for row in sequences] if model.has_tokenizer else None
+    texts = [text_of(model, row) for row in sequences] if model.has_tokenizer else None
     given = 0 if model.decoder_only else options.beginning
     token_scores, alternatives = _of_tokens(found.scored, [len(row) for row in sequences], given)
     return Output(sequences, scores, texts, new_tokens, token_scores, alternatives)
@@ -152,7 +152,7 @@ def _of_tokens(
     return token_scores, alternatives
 
 
-def text_of(model.model: Model, sequence: Sequence[int]) -> str:
+def text_of(model: Model, sequence: Sequence[int]) -> str:
     """The text of a sequence, without the timestamps of a speech model.
 
     Source: transformers 5.23 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on

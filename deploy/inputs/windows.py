@@ -134,7 +134,7 @@ class _WindowedInput(OpenInput):
 
     def _text(self, model: Model) -> _Text | None:
         """The function that makes text of tokens; None without a tokenizer."""
-        return (lambda tokens: text_of(model.model, list(tokens))) if model.has_tokenizer else None
+        return (lambda tokens: text_of(model, list(tokens))) if model.has_tokenizer else None
 
 
 class _SegmentReader:

@@ -22,6 +22,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.run_model import run_model
 from tightbeam.deploy.generation.fields import SPEECH_ONLY
 from tightbeam.deploy.generation.layers import caller_layers, merged
+from tightbeam.deploy.model.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,11 +165,11 @@ def test_option_reaches_the_search(
     bundle: Path, texts: Path, call: Command, runner: Runner, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, Any]] = []
-    sample = Runner.sample
+    sample = Model.sample
 
-    def recording(self: Runner, number: int, tokens: Any, settings: Any) -> Any:
+    def recording(self: Model, number: int, tokens: Any, settings: Any, mask: Any = None) -> Any:
         given.append(settings)
-        return sample(self, number, tokens, settings)
+        return sample(self, number, tokens, settings, mask)
 
     base = {"num_beams": 4} if name != "num_beams" else {}
     for value in OPTIONS[name]:
@@ -176,7 +177,7 @@ def test_option_reaches_the_search(
         ids = np.array([runner.encode(SENTENCES[0])[0]])
         expected = runner.generate(ids, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(Runner, "sample", recording)
+            patch.setattr(Model, "sample", recording)
             options = [part for key, v in settings.items() for part in (f"--{key.replace('_', '-')}", str(v))]
             done = call(bundle, "-", "--json", *options, stdin=SENTENCES[0].encode()).succeeded()
         assert merged(list(caller_layers(given.pop()))) == settings

@@ -14,8 +14,8 @@ import transformers
 
 from support.image_checkpoints import images
 from tightbeam.deploy.errors import BundleError, InputError
-from tightbeam.deploy.image import files
 from tightbeam.deploy.image.processor import ImageProcessor
+from tightbeam.deploy.inputs import image_files
 from tightbeam.deploy.inputs.image_files import ImageFile
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 
@@ -128,7 +128,7 @@ def test_files_that_are_no_image_have_one_line(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(InputError, match=expected) as caught:
             read_image(str(tmp_path / name))
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(files, "MAX_PIXELS", 100)
+    monkeypatch.setattr(image_files, "MAX_PIXELS", 100)
     with pytest.raises(InputError, match=r"has 90 x 31 pixels, expected 100 at most"):
         read_image(whole.getvalue())
 

@@ -212,8 +212,9 @@ def test_a_turn_ends_before_the_next_run_of_the_encoder(runner: Runner, monkeypa
 
     monkeypatch.setattr(onnxruntime_cpu, "ENCODED_TOGETHER", 3)
     monkeypatch.setattr(OnnxRuntimeCpu, "encode", interrupted)
+    scheduler = runner.scheduler(99, _StopBeforeEncoding(read))
     with read:
-        assert list(_run(runner.scheduler(99, _StopBeforeEncoding(read)), read, False, 1024)) == []
+        assert list(_run(scheduler, read, runner.model, typed=False, most_open=1024)) == []
     assert runs == [1]
 
 

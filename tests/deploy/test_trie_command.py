@@ -10,7 +10,7 @@ import pytest
 from support.bundles import BundleCache
 from support.checkpoints import SENTENCES
 from support.commands import Command, Done, caller
-from tightbeam.deploy import trie_command
+from tightbeam.deploy.commands import build_trie
 from tightbeam.deploy.tries.file import read_trie
 
 OUTPUTS = ("the harbour bridge", "the harbour", "a small town", "two men on the hill")
@@ -35,7 +35,7 @@ def bundle(bundles: BundleCache) -> Path:
 def test_results_are_lines_of_the_file(bundle: Path, command: Command, tmp_path: Path) -> None:
     entries, trie = tmp_path / "titles.txt", tmp_path / "titles.trie"
     entries.write_text("\ufeff" + "\r\n".join(OUTPUTS))
-    said = built(command(bundle, entries, "-o", trie, entry=trie_command.main))
+    said = built(command(bundle, entries, "-o", trie, entry=build_trie.main))
     assert said.startswith(f"wrote {trie}: 4 different outputs of ") and f"{trie.stat().st_size:,} bytes" in said
     run = (bundle, "--json", "--num-beams", 4, "--num-return-sequences", 4, "--trie", trie, "--length-penalty", 0)
     found = command(*run, "--max-new-tokens", 30, stdin="\n".join(SENTENCES).encode()).succeeded()
@@ -47,7 +47,7 @@ def test_token_ids_and_open_ends(bundle: Path, command: Command, tmp_path: Path)
     entries, trie = tmp_path / "ids.jsonl", tmp_path / "a.trie"
     entries.write_text("[5, 6]\n[5, 6, 2]\n[7]\n")
     for options, counted in (((), 2), (("--open-ended",), 3), (("--eos-token-id", 6), 3)):
-        built(command(bundle, entries, "--ids", *options, "-o", trie, entry=trie_command.main))
+        built(command(bundle, entries, "--ids", *options, "-o", trie, entry=build_trie.main))
         assert read_trie(trie).entries == counted
     done = command(bundle, "--trie", trie, stdin=b"a town\n").succeeded()
     assert done.out
@@ -73,15 +73,15 @@ def test_errors_are_one_line(
     file = tmp_path / "entries"
     file.write_bytes(content)
     arguments = (bundle, file, "-o", tmp_path / "a.trie", *options)
-    command(*arguments, entry=trie_command.main).failed(message.replace("{file}", str(file)))
+    command(*arguments, entry=build_trie.main).failed(message.replace("{file}", str(file)))
     assert not (tmp_path / "a.trie").exists()
 
 
 def test_files_that_cannot_be_used(bundle: Path, command: Command, tmp_path: Path) -> None:
     missing, file = tmp_path / "none", tmp_path / "entries"
     file.write_text("a town")
-    command(bundle, missing, "-o", tmp_path / "a", entry=trie_command.main).failed(f"cannot read {missing}: no such")
-    command(bundle, file, "-o", missing / "a", entry=trie_command.main).failed(f"cannot write {missing / 'a'}: no such")
+    command(bundle, missing, "-o", tmp_path / "a", entry=build_trie.main).failed(f"cannot read {missing}: no such")
+    command(bundle, file, "-o", missing / "a", entry=build_trie.main).failed(f"cannot write {missing / 'a'}: no such")
     command(bundle, "--trie", missing, stdin=b"a town\n").failed("cannot read the trie")
     missing.write_text(json.dumps([5]))
     command(bundle, "--trie", missing, stdin=b"a town\n").failed(f"{missing} is not a whole trie: it has no header")

@@ -26,7 +26,6 @@ from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.extractors import extractor_of
-from tightbeam.deploy.audio.recordings import run_recordings
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser

@@ -19,12 +19,12 @@ from support.timestamps import generate, with_timestamps
 from support.tolerance import allowed, error
 from support.triton_requests import run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.audio.stored_features import Recording
+from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.inputs.run import run_inputs
 from tightbeam.deploy.inputs.sequential import compression_ratio
-from tightbeam.deploy.inputs.windows import stream_segments
+from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 from tightbeam.graph_passes import PRESETS
@@ -103,12 +103,17 @@ def test_recordings_match_generate(bundles: BundleCache, recordings: list[Array]
 def test_windows_that_are_done_are_not_kept(bundles: BundleCache, recordings: list[Array]) -> None:
     """Their features, and the keys of the alignment heads, would be a gigabyte for three hours."""
     runner = with_timestamps(bundles, "el")[1]
-    opened = RecordingReader(runner, {"return_timestamps": True}).read(1, recordings[0])
-    numbers = set[int]()
-    for _ in stream_segments(runner, opened, runner.scheduler(1, NullEvents())):
-        assert len(opened.samples) <= 1 and not opened.found
-        numbers.update(sample.number for sample in opened.samples)
-    assert len(numbers) > 2 and not opened.samples
+    opened = WindowReader(runner.model, {"return_timestamps": True}).read(1, recordings[0])
+    take, left = opened.take, []
+
+    def watched(number: int, result: Any) -> Any:
+        further = take(number, result)
+        left.append((len(opened.samples), len(opened.found)))
+        return further
+
+    opened.take = watched  # type: ignore[method-assign]
+    assert len(list(run_inputs(runner.model, [opened], max_rows=1))) > 2
+    assert len(left) > 2 and max(left) <= (1, 0) and not opened.samples
 
 
 def test_silent_windows_are_skipped(bundles: BundleCache, recordings: list[Array]) -> None:
@@ -229,7 +234,7 @@ def test_features_of_a_recording_match_transformers(bundles: BundleCache, record
         whole = np.pad(wave.astype(np.float64), (0, max(0, RATE_HZ - len(wave))))
         exact = extractor_of(bundles)._np_extract_fbank_features([whole], "cpu")[0]
         for size in (997, 20_000, 1 << 30):
-            recording = Recording(log_mel, (wave[start : start + size] for start in range(0, len(wave), size)))
+            recording = StoredFeatures(log_mel, (wave[start : start + size] for start in range(0, len(wave), size)))
             assert recording.frames == naive.shape[1]
             found = np.concatenate([recording.window(first, 1) for first in range(recording.frames)], axis=1)
             found = found.reshape(9, recording.frames, 100)[:, :, 0]

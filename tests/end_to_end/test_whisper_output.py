@@ -17,7 +17,7 @@ from support.audio import RATE_HZ, chirp
 from support.bundles import BundleCache
 from support.timestamps import with_timestamps
 from tightbeam.deploy import Runner
-from tightbeam.deploy import command as deploy_command
+from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter, subtitles
 
@@ -52,7 +52,7 @@ def talks(tmp_path: Path) -> list[str]:
 
 def run(*arguments: str, given: bytes | None = None, code: int = 0) -> tuple[str, str]:
     """Standard output and standard error of `run-model`."""
-    done = CliRunner().invoke(deploy_command.app, ["bundle", *arguments], input=given)
+    done = CliRunner().invoke(run_model.app, ["bundle", *arguments], input=given)
     assert done.exit_code == code, done.output
     return done.stdout, done.stderr
 

@@ -21,8 +21,8 @@ from support.inputs import run_windows
 from support.timestamps import generate, with_timestamps
 from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
-from tightbeam.deploy import command as deploy_command
 from tightbeam.deploy.audio.alignment import attention_of, time_warping
+from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.output import text_of
 from tightbeam.deploy.inputs.words import group_words
@@ -343,7 +343,7 @@ def loaded(bundles: BundleCache, codec: TextCodec, monkeypatch: pytest.MonkeyPat
 
 
 def _run(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(deploy_command.app, ["bundle", *arguments])
+    done = CliRunner().invoke(run_model.app, ["bundle", *arguments])
     assert done.exit_code == code, done.output
     return done.stdout if not code else done.stderr
 

@@ -69,7 +69,7 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
 def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
     """Run requests until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
     backend.send(Ready())
-    running = RunningRequests(runner.model.model, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
+    running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
     while True:
         end = time.monotonic() + READ_SECONDS
         while not running.active or (backend.poll(0) and time.monotonic() < end):

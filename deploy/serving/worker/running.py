@@ -93,7 +93,7 @@ class RunningRequests:
     def __init__(self, model: Model, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
         self._model, self._stream, self._send, self._max_rows = model, stream, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
-        self._parser = RequestParser(model.model, max_rows)
+        self._parser = RequestParser(model, max_rows)
         self._parsing = ParsingThreads(self._parser.parse, self._announce)
         self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
