@@ -32,7 +32,6 @@ from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pa
 from tightbeam.export.accuracy.product_guard import forms_of, measure_products
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
-from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
@@ -54,6 +53,7 @@ from tightbeam.graph_passes import (
     ModelGraphs,
     PassResult,
     RunSize,
+    needs_guard,
     rewrite,
     same_for_all,
     skip_small_weights,

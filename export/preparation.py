@@ -10,9 +10,7 @@ from typing import Any
 
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
-from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
-from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
@@ -21,7 +19,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
-from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, passes_of, plan_bytes, same_for_all
+from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, needs_guard, passes_of, plan_bytes, same_for_all, why_not
 from tightbeam.graph_passes.caches.cost import Machine
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
