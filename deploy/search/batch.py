@@ -321,7 +321,7 @@ class BatchSearch(Generic[State]):
         list of integers [X], or None
         """
         rows = [self.step.history[index, beam, : self.lengths[index]] for beam in beams]
-        return self.trie.last_resort(index, beams, rows, self.places[index].processors)
+        return self.trie.last_resort(index, beams, rows, self.places[index].processors.left_by_trie)
 
     def _continued(self, index: int, continued: list[Ints], count: int) -> Ranked:
         """The best ``count`` candidates of a sample whose rows go on by some tokens each, as forced ones."""
