@@ -50,16 +50,14 @@ class Preparation:
 def prepare(
     model: str | os.PathLike[str], output: str | os.PathLike[str] | None, options: ExportOptions
 ) -> Preparation:
-    """Check everything that config.json and the file system tell.
+    """Check everything that config.json and the file system show.
 
     Parameters
     ----------
     model
         An alias, a hub id, or a folder.
     output
-        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
-        that is the precision, ``-cache-int8`` where that is the source cache's, and ``-global-<count>`` with tokens of
-        global attention.
+        The bundle's folder; by default named as ``export_model`` says, in the current folder.
     options
         The options of the export.
 
@@ -100,15 +98,15 @@ def _check_rates(options: ExportOptions) -> None:
 
 
 def check_model(options: ExportOptions, choice: Choice, sizes: Sizes) -> None:
-    """Refuse what a model of these sizes cannot have, before it generates and is traced, which takes long.
+    """Refuse options that a model of these sizes cannot have, before it generates and is traced, which takes long.
 
     Raises
     ------
     PassError
-        Kinds of cache that do not go together.
+        The kinds of cache do not go together.
     ExportError
-        A kind of cache that the model cannot have, calibration texts for an exact choice, or more new tokens than the
-        model has positions.
+        The model cannot have a kind of cache, calibration texts are given for an exact choice, or more new tokens than
+        the model has positions.
     """
     if choice.preset is not None:
         plan = same_for_all(choice.preset, sizes.L, choice.reason)
@@ -151,7 +149,7 @@ def weight_itemsize(precision: str) -> int:
 
 
 def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
-    """Raise ExportError if the memory limit is too small by the numbers of the config, a lower bound of the real."""
+    """Raise ExportError if the memory limit is below what the config's sizes need, a lower bound."""
     limit, weights = options.workload.memory_limit, files.family.weights(files.declared)
     weight_bytes = weight_itemsize(options.precision) * weights.total
     if choice.preset is not None:
