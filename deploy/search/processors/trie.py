@@ -23,6 +23,7 @@ __all__ = ["TrieRows", "next_nodes", "trie"]
 
 
 def trie(options: GenerationOptions, source: Ints | None) -> TriePlace | None:
+    """The place of ``trie``."""
     return None if options.trie is None else TriePlace()
 
 
@@ -94,7 +95,7 @@ class TrieRows:
         is banned.
 
         transformers forces them if no row of a sample has another token. So the trie outweighs the processors before it
-        (repeated n-grams, bad words, least lengths), and gives way to those behind it (suppressed tokens).
+        (repeated n-grams, bad words, least lengths), and gives way to the processors behind it (suppressed tokens).
 
         Parameters
         ----------
