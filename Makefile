@@ -75,7 +75,7 @@ lint: $(READY) ## [1 min] formatting, strict types, and which module may import 
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 
-docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a dead link or an undocumented parameter fails it
+docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a dead link fails it
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 

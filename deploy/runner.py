@@ -85,6 +85,11 @@ class Runner:
     cache_bytes : (int, int)
         Bytes of the source cache and of the generated cache in the last batch.
 
+    Raises
+    ------
+    TypeError
+        A path is given in place of the parts of a loaded bundle, which `Runner.load` takes.
+
     Examples
     --------
     >>> runner = Runner.load("demo-dedup")

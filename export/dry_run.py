@@ -21,13 +21,13 @@ __all__ = ["dry_run"]
 def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callable[[RenderableType], None]) -> None:
     """Show what an export with these options would make, by the checkpoint's config.
 
-    Bytes of caches, and numbers in products, are those of the export. The bytes of weights leave out biases and norms,
+    The export has the same bytes of caches and numbers in products. The bytes of weights leave out biases and norms,
     about 0.1 %. An export may still refuse a variant for its graphs, and its guard may give a layer another cache.
 
     Parameters
     ----------
     model
-        An alias, a hub id, or a folder that has config.json; generation_config.json is read where it is there.
+        An alias, a hub id, or a folder that has config.json; generation_config.json is read if it is there.
     options
         The options of the export.
     show

@@ -41,7 +41,7 @@ class Option:
     In the text of a default, commas join the parts of a tuple.
     """
     flag: str = ""
-    """Name in the command, where it differs from the field's."""
+    """Name in the command, if it differs from the field's."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """The help text for a reader who calls a function, where options are keywords."""
+        """The help text for a caller of the function, to whom options are keywords."""
         text = re.sub(r"--no-([a-z]+)", r"\1=False", self.option.help)
         text = re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)
         return f"False: {text[0].lower()}{text[1:]}" if self.default is True else text
@@ -92,7 +92,7 @@ class Setting:
 
 
 def settings_of(record: type) -> list[Setting]:
-    """List the options of a record, in its order; a field without an ``Option`` is none."""
+    """List the options of a record, in its order: its fields with an ``Option``."""
     hints = get_type_hints(record, include_extras=True)
     found = []
     for field in fields(record):
@@ -121,7 +121,7 @@ def with_options(*records: type) -> Callable[[Function], Function]:
 
 
 def from_command(record: type[Record], given: Mapping[str, Any], **others: Any) -> Record:
-    """Make a record from what a command ``with_options`` was given, and from fields that are no options.
+    """Make a record from what a command ``with_options`` was given, and from its other fields.
 
     Raises ExportError as the checks of the record do.
     """

@@ -32,7 +32,6 @@ from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pa
 from tightbeam.export.accuracy.product_guard import forms_of, measure_products
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
-from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
@@ -54,6 +53,7 @@ from tightbeam.graph_passes import (
     ModelGraphs,
     PassResult,
     RunSize,
+    needs_guard,
     rewrite,
     same_for_all,
     skip_small_weights,
@@ -98,7 +98,7 @@ def run_export(
 
 @dataclass
 class _Export:
-    """One export: what was asked for, then what each step makes. ``_write`` deletes the fields that hold the model."""
+    """One export: what was requested, then what each step makes. ``_write`` deletes the fields that hold the model."""
 
     preparation: Preparation
     options: ExportOptions
@@ -122,11 +122,11 @@ class _Export:
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
     exact: ModelGraphs | None = field(init=False)
-    """the same in float32, to be compared with; None where nothing is"""
+    """the same in float32, to compare with; None if nothing is compared"""
 
 
 def _load(export: _Export) -> None:
-    """Load the checkpoint, and refuse what cannot be exported of it."""
+    """Load the checkpoint, and refuse one that cannot be exported."""
     options = export.options
     export.choice = export.preparation.choice
     checkpoint = export.checkpoint = load_files(export.preparation.files)
@@ -147,7 +147,7 @@ def _load(export: _Export) -> None:
 
 
 def _note_of_global_tokens(checkpoint: Checkpoint) -> str:
-    """A note for the user where a model could have global attention and has none, else ""."""
+    """A note for the user if a model could have global attention and has none, else ""."""
     if not checkpoint.family.takes_global_tokens or checkpoint.family.global_tokens:
         return ""
     return (
@@ -164,7 +164,7 @@ def _note_of_prompt(checkpoint: Checkpoint) -> str:
 
 
 def _generate(export: _Export) -> None:
-    """Generate with torch, where the bundle is to be compared with it."""
+    """Generate with torch, if the bundle is to be compared with it."""
     export.reference = None
     if export.options.check:
         export.on_step(GENERATING)
@@ -183,13 +183,13 @@ def _trace(export: _Export) -> None:
 def trace(checkpoint: Checkpoint) -> ModelGraphs:
     """The canonical graphs of a checkpoint; their weights share memory with the torch model.
 
-    Raises ExportError where torch's exporter fails, or fixes a size that must be dynamic.
+    Raises ExportError if torch's exporter fails, or fixes a size that must be dynamic.
     """
     return checkpoint.family.trace(checkpoint.model, checkpoint.sizes)
 
 
 def _choose_variant(export: _Export) -> None:
-    """Make the choice for ``auto``. Raises ExportError where no variant fits the memory limit."""
+    """Choose a variant for ``auto``. Raises ExportError if no variant fits the memory limit."""
     if export.choice.preset is not None:
         return
     options, checkpoint = export.options, export.checkpoint
@@ -229,12 +229,12 @@ def _rewrite(export: _Export) -> None:
             _guard_caches(export, activations[0])
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
-    if options.precision != "int8":  # whose bytes are known when the graphs are quantised
+    if options.precision != "int8":  # in int8, bytes are known when the graphs are quantised
         _check_memory(export, _weight_bytes(export))
 
 
 def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) -> None:
-    """Measure the source caches in int8. Raises ExportError, after their table, where one is not exact enough."""
+    """Measure the source caches in int8. Raises ExportError, after their table, if one is not exact enough."""
     export.caches = measure_caches(export.canonical, export.plan, activations)
     try:
         check_caches(export.caches)
@@ -262,7 +262,7 @@ def _weight_bytes(export: _Export) -> int:
 
 
 def _lower_precision(export: _Export) -> None:
-    """Give the graphs the form of a precision; those before are kept where the error is to be measured."""
+    """Give the graphs the form of a precision, and keep the old graphs if the error is to be measured."""
     precision, cache_precision = export.options.precision, export.options.cache_precision
     export.exact = None
     export.products = ()
@@ -274,12 +274,12 @@ def _lower_precision(export: _Export) -> None:
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs
     export.results += results
-    if precision == "int8":  # some weights stay float32, by the graphs
+    if precision == "int8":  # the graphs know which weights stay float32
         _check_memory(export, weight_bytes(graphs))
 
 
 def _guard_products(export: _Export) -> None:
-    """Measure what int8 would quantise on real rows, and choose the form of each product."""
+    """Measure the error of each product in int8 on real rows, and choose its form."""
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
     samples = calibration_samples(export.checkpoint, export.preparation.texts)
@@ -295,7 +295,7 @@ def _guard_products(export: _Export) -> None:
 def _write(export: _Export) -> Bundle:
     """Write the bundle, measure the error of its precision, and compare it with torch.
 
-    The model is freed before the bundle is loaded beside it, so that the peak of memory is that of one of them.
+    The model is freed before the bundle is loaded beside it, so that the memory never holds both.
     """
     options = export.options
     _note_lost_engines(export)
@@ -345,7 +345,7 @@ def _check_draft(folder: Path, manifest: Manifest) -> None:
 
 
 def _check_differing(export: _Export, manifest: Manifest, parity: ParityReport) -> None:
-    """Raise ExportError where more sequences differ than the options allow, after the table of the products."""
+    """Raise ExportError if more sequences differ than the options allow, after the table of the products."""
     limit, sequences = export.options.max_differing, parity.samples * parity.settings
     if limit is None or parity.differing <= limit * sequences:
         return
@@ -368,9 +368,9 @@ def _note_lost_engines(export: _Export) -> None:
 def _measure_precision(
     export: _Export, folder: Path, manifest: Manifest
 ) -> tuple[PrecisionErrorEntry | None, list[list[list[int]]] | None]:
-    """Free the graphs; before that write those whose error is to be measured, after it measure.
+    """Write the graphs whose error is to be measured, free them, and measure.
 
-    Returns the error, and the sequences that the reference's inputs give in float32; None twice where nothing is
+    Returns the error, and the sequences that the reference's inputs give in float32; None twice if nothing is
     measured.
     """
     if export.exact is None:

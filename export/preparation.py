@@ -10,9 +10,7 @@ from typing import Any
 
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
-from tightbeam.export.accuracy.safer_kinds import needs_guard
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
-from tightbeam.export.auto.reasons import why_not
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
@@ -21,7 +19,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
-from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, passes_of, plan_bytes, same_for_all
+from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, needs_guard, passes_of, plan_bytes, same_for_all, why_not
 from tightbeam.graph_passes.caches.cost import Machine
 from tightbeam.graph_passes.precision.lower_precision import itemsize
 
@@ -52,16 +50,14 @@ class Preparation:
 def prepare(
     model: str | os.PathLike[str], output: str | os.PathLike[str] | None, options: ExportOptions
 ) -> Preparation:
-    """Check everything that config.json and the file system tell.
+    """Check everything that config.json and the file system show.
 
     Parameters
     ----------
     model
         An alias, a hub id, or a folder.
     output
-        The bundle's folder; by default ``<model>-<variant>`` in the current folder, with ``-fp16`` or ``-int8`` where
-        that is the precision, ``-cache-int8`` where that is the source cache's, and ``-global-<count>`` with tokens of
-        global attention.
+        The bundle's folder; by default named as ``export_model`` says, in the current folder.
     options
         The options of the export.
 
@@ -102,15 +98,15 @@ def _check_rates(options: ExportOptions) -> None:
 
 
 def check_model(options: ExportOptions, choice: Choice, sizes: Sizes) -> None:
-    """Refuse what a model of these sizes cannot have, before it generates and is traced, which takes long.
+    """Refuse options that a model of these sizes cannot have, before it generates and is traced, which takes long.
 
     Raises
     ------
     PassError
-        Kinds of cache that do not go together.
+        The kinds of cache do not go together.
     ExportError
-        A kind of cache that the model cannot have, calibration texts for an exact choice, or more new tokens than the
-        model has positions.
+        The model cannot have a kind of cache, calibration texts are given for an exact choice, or more new tokens than
+        the model has positions.
     """
     if choice.preset is not None:
         plan = same_for_all(choice.preset, sizes.L, choice.reason)
@@ -153,7 +149,7 @@ def weight_itemsize(precision: str) -> int:
 
 
 def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
-    """Raise ExportError if the memory limit is too small by the numbers of the config, a lower bound of the real."""
+    """Raise ExportError if the memory limit is below what the config's sizes need, a lower bound."""
     limit, weights = options.workload.memory_limit, files.family.weights(files.declared)
     weight_bytes = weight_itemsize(options.precision) * weights.total
     if choice.preset is not None:

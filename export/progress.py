@@ -26,12 +26,12 @@ STEPS = (
     "comparing with torch",
 )
 SIGN_OF_LIFE_S = 30.0
-"""Seconds of a step after which a line says that it still runs, where there is no terminal."""
+"""Seconds of a step after which a line says that it still runs, if there is no terminal."""
 
 
 @contextmanager
 def show_steps() -> Iterator[Callable[[str], None]]:
-    """Display each step as it begins: by a bar on a terminal, elsewhere by a line, and one for each half minute."""
+    """Display each step as it begins: on a terminal as a bar, otherwise as a line, and one more each half minute."""
     console = error_console()
     with (_show_bar if console.is_terminal else _show_lines)(console) as show:
         yield show

@@ -1,4 +1,4 @@
-"""The report of an export: six lines, and a sentence for each thing that is not as a user would expect."""
+"""The report of an export: six lines, and a note for each thing that a user would not expect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tightbeam.graph_passes.precision.lower_precision import itemsize
 __all__ = ["details", "next_command", "report", "run_of"]
 
 SMALL = "el"
-"""The variant that the report compares with: the smallest source cache, exact for all weights."""
+"""The variant that the report compares with: it has the smallest source cache that is exact for all weights."""
 
 
 def report(
@@ -45,7 +45,7 @@ def report(
     bundle
         The bundle that was written.
     workload
-        The runs that the user named; bytes of cache are theirs.
+        The runs that the user described, for the bytes of cache.
     variant
         The variant that the user named, if any.
     seconds
@@ -141,7 +141,7 @@ def _check(manifest: Manifest) -> str:
 
 
 def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
-    """Sentences about what is not as a user would expect, and about the cache that `el` would save."""
+    """Notes about what a user would not expect, and about the cache that `el` would save."""
     sizes = sizes_of(manifest)
     if SMALL in presets_of(sizes):
         own = sum(plan_bytes(plan_of(manifest), sizes, run))

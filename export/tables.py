@@ -22,9 +22,9 @@ def titled(title: str, table: Table) -> RenderableType:
 
 
 def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> RenderableType:
-    """Bytes of the source and the generated cache of a run, by variant.
+    """Table of variants: bytes of the source and the generated cache of a run.
 
-    The chosen one is marked; it has an extra row where its layers match no preset.
+    The chosen variant is marked; it has a row of its own if its layers match no preset.
     """
     plans = {name: same_for_all(preset, sizes.L, "") for name, preset in presets_of(sizes).items()}
     own = tuple(replace(layer, reason="") for layer in chosen)
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def passes_table(bundle: Bundle) -> Table:
-    """Places that each pass rewrote, and bytes that it saved, for batch 1 and the model's full lengths."""
+    """Table of passes: places that each rewrote, and bytes that it saved at batch 1 and the model's full lengths."""
     table = Table(title=f"Passes of {bundle.manifest.variant}, batch 1", title_justify="left", box=box.SIMPLE)
     for heading in ("pass", "places", "bytes saved", ""):
         table.add_column(heading, justify="right" if heading in ("places", "bytes saved") else "left")
@@ -73,7 +73,7 @@ def passes_table(bundle: Bundle) -> Table:
 
 
 def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
-    """The error of each product and embedding in int8 on real rows, next to other precisions, and the form it has."""
+    """Table of products and embeddings: the error of each on real rows in int8 and other precisions, and its form."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     headings = ("product", "shape", "int8", "blocks", "fp16", "kept")
     for heading in headings:
@@ -86,13 +86,13 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     allowed = max((entry.allowed for entry in entries), default=0.0)
     title = (
         f"Relative errors of matrix products and embeddings, on rows that texts give; {allowed:.0%} is allowed.\n"
-        f"blocks: int8 with a scale for every {BLOCK} numbers, tried where int8 errs by more"
+        f"blocks: int8 with a scale for every {BLOCK} numbers, tried if int8 errs by more"
     )
     return Group(titled(title, table), *map(Text, reasons))
 
 
 def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
-    """The error of each layer's attention by each of its int8 caches, next to float16's."""
+    """Table of source caches: the error of each layer's attention with each cache in int8, and in float16."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("layer", "cache", "int8", "fp16"):
         table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)
@@ -104,11 +104,11 @@ def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
 
 
 def _error(error: float | None) -> str:
-    return "no number" if error is None else f"{error:.2%}"
+    return "not finite" if error is None else f"{error:.2%}"
 
 
 def describe_products(entries: Sequence[QuantizedEntry]) -> str:
-    """A sentence about the products that are not in int8, for the report; empty where all are."""
+    """A sentence for the report about products that are not in int8; empty if all are."""
     kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "blocks")}
     parts = [
         f"{kept['fp32']} of {len(entries)} products and embeddings stay in float32" if kept["fp32"] else "",
@@ -127,13 +127,13 @@ def inexact_options(manifest: Manifest) -> str:
 
 
 def guard_table(bundle: Bundle) -> Table:
-    """The error of each layer's rewritten attention on real activations, and the kind of cache that follows."""
+    """Table of the guard: errors of each layer's rewritten attention on real activations, and the kinds kept."""
     title = f"Relative error of rewritten attention in {bundle.manifest.precision}, on activations that texts give"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):
         table.add_column(heading, justify="left" if heading in ("part", "wanted", "kept") else "right", no_wrap=True)
     for entry in bundle.manifest.guard:
-        error = "no number" if entry.error is None else f"{entry.error:.1e}"
+        error = "not finite" if entry.error is None else f"{entry.error:.1e}"
         condition = "no inverse" if entry.condition is None else f"{entry.condition:.0e}" if entry.condition else ""
         style = None if entry.kept == entry.wanted else "bold"
         figures = (error, f"{entry.allowed:.1e}", condition)

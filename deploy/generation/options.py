@@ -151,7 +151,7 @@ class GenerationOptions:
         which are at most as many tokens of each row as there are beams in other groups.
 
         With ``renormalize`` there is one more, which tells whether all that count are among them
-        (`deploy.search.renormalized`).
+        (`deploy.search.processors.renormalize`).
 
         With sampling they are those of each row that are kept, where so many suffice; a power of two, so that settings
         share batches.

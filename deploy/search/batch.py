@@ -60,8 +60,8 @@ class Place(Generic[State]):
 class BatchSearch(Generic[State]):
     """Base of the searches: what a step is given, the decoder prompt, joining and leaving.
 
-    A step runs the decoder, and lets the score processors and observers of each sample do their part. It knows none of
-    them: `PROCESSORS` and `OBSERVERS` list them.
+    A step runs the decoder, then asks the score processors and the observers that each sample's settings ask for, which
+    `PROCESSORS` and `OBSERVERS` list. It knows the forms of a processor alone, and no setting by name.
 
     Parameters
     ----------
@@ -125,11 +125,11 @@ class BatchSearch(Generic[State]):
         return np.maximum(self.scores, LOWEST)  # a row of tokens that must not come has -inf
 
     def possible_scores(self, candidates: Candidates, index: int, row: int) -> Floats:
-        """The scores of a row's next token, as `SampleStep.possible_scores`."""
+        """The scores float32 [vocabulary] of a row's next token, as `SampleStep.possible_scores`."""
         return self.row_scores(candidates, index, row)
 
     def chosen_by(self, candidates: Candidates, index: int, row: int) -> RowScores:
-        """The scores that a sample's row chooses its next token by, before anything is written."""
+        """The scores by which a sample's row chooses its next token, as `SampleStep.chosen_by`."""
         options, scores = self.places[index].options, self.next_scores(candidates, index, row)
         assert options.scoring is not None
         continued = self.last_resort(index, range(self.M)) if scores.max() == -np.inf else None
@@ -150,7 +150,7 @@ class BatchSearch(Generic[State]):
         number : int
             The sample's number.
         options : GenerationOptions
-            Its settings; ``num_beams`` is that of the batch.
+            Its settings, of the batch's kind.
         beginning : int64 [P], optional
             The tokens that its rows begin with; the decoder has processed all but the last of them. By default
             ``options.prompt``, which is fed to the decoder first.
@@ -220,7 +220,7 @@ class BatchSearch(Generic[State]):
         return found, prompted
 
     def run_decoder(self) -> tuple[Candidates, Bools]:
-        """Run the decoder over all rows, as `run_step` does; the candidates are those of the search head."""
+        """Run the decoder over all rows, as `run_step` does, but return the search head's own candidates."""
         if self._joined:
             self._refresh()
         lengths = self.lengths
@@ -237,6 +237,7 @@ class BatchSearch(Generic[State]):
         return found, prompted
 
     def _sample_step(self, found: Candidates, index: int) -> SampleStep:
+        """The step as the observers of a sample see it."""
         rows = slice(index * self.M, (index + 1) * self.M)
         possible, chosen_by = partial(self.possible_scores, found, index), partial(self.chosen_by, found, index)
         return SampleStep(possible, chosen_by, None if found.queries is None else found.queries[rows])
@@ -321,7 +322,7 @@ class BatchSearch(Generic[State]):
         list of integers [X], or None
         """
         rows = [self.step.history[index, beam, : self.lengths[index]] for beam in beams]
-        return self.trie.last_resort(index, beams, rows, self.places[index].processors)
+        return self.trie.last_resort(index, beams, rows, self.places[index].processors.left_by_trie)
 
     def _continued(self, index: int, continued: list[Ints], count: int) -> Ranked:
         """The best ``count`` candidates of a sample whose rows go on by some tokens each, as forced ones."""
@@ -358,8 +359,8 @@ class BatchSearch(Generic[State]):
             scores[index] = self.first_scores()[0] if length + 1 == place.P else 0
 
     def observe(self, tokens: Ints, prompted: Bools, ended: Bools | None = None) -> None:
-        """Let observers follow a step, in which each row continues its parent by one of ``tokens`` int64 [B, M]; rows
-        that have ended before, bool [B, M], do not."""
+        """Report a step's choice to the observers: each row continues its parent by one of ``tokens`` int64 [B, M],
+        unless it has ``ended`` before, bool [B, M]."""
         for index, observer in self._observers:
             if not prompted[index]:
                 over = np.zeros(self.M, np.bool_) if ended is None else ended[index]

@@ -29,7 +29,7 @@ class FinishedBeams:
     Attributes
     ----------
     sequences : int64 [M, max_length] or None
-        Best first; None before there are any.
+        Best first; None before a sequence has finished.
     """
 
     sequences: Ints | None = None
@@ -38,21 +38,20 @@ class FinishedBeams:
 class BeamSearch(BatchSearch[FinishedBeams]):
     """Continue each sample by its ``num_return_sequences`` best sequences.
 
-    Each step takes the C best continuations of a sample. Those that end (by an end-of-sequence token, or all of them
-    at ``max_length``) are offered to the sample's pool of finished sequences if they are among the first M; the M best
-    of the others run on. A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows
+    Each step takes the C best continuations of a sample. A continuation ends by an end-of-sequence token, or at
+    ``max_length``. If it is among the first M, it is offered to the sample's pool of finished sequences. The M best of
+    the others run on. A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows
     shorter than the longest returned one are filled with ``options.fill_token_id``.
 
     A pool has the M best finished sequences, best first. An empty place has the score -1e9.
 
     Finality of a pool. A sample is hopeless when its best running beam cannot beat its worst finished sequence; it
-    stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and those to a full pool under
-    early_stopping=True. Scores are sums of log-probabilities, at most 0, so such an offer is at most -1e9 in float32.
-    A pool holds nothing lower, since it begins with -1e9 and only improves, and of equal scores the older wins: the
-    offer is rejected. For the same reason a place is taken where its score is above -1e9. The batch of `_beam_search`
-    ends when every sample is hopeless, or all pools are full under early_stopping=True, hence not before each pool is
-    final by the same rule. Later steps change nothing, not even the padding, which depends on the returned sequences
-    alone.
+    stays hopeless. `_beam_search` lowers by 1e9 the offers to a hopeless sample, and the offers to a full pool under
+    early_stopping=True. Scores are sums of log-probabilities, at most 0, so such an offer is at most -1e9 in float32. A
+    pool holds nothing lower, since it begins with -1e9 and only improves, and of equal scores the older wins: the offer
+    is rejected. For the same reason a place is taken if its score is above -1e9. The batch of `_beam_search` ends when
+    every sample is hopeless, or all pools are full under early_stopping=True, hence not before each pool is final by
+    the same rule. Later steps change nothing, not even the padding, which depends on the returned sequences alone.
 
     Attributes
     ----------
@@ -61,7 +60,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
     pool_scores : float32 [B, M]
         Scores of the finished sequences.
     pool_lengths : int64 [B, M]
-        Their new tokens.
+        New tokens of the finished sequences.
     """
 
     descending = True
@@ -93,7 +92,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         cancelled = self.cancelled(prompted, None)
         last = self.lengths + 1 == self.max_lengths  # [B]
         ends = (self.is_end(candidates.tokens) & ~prompted[:, None]) | last[:, None]  # [B, C]
-        new = self.lengths + 1 - self.beginnings  # [B], new tokens with those of this step
+        new = self.lengths + 1 - self.beginnings  # [B], new tokens with the one of this step
         self._offer(candidates, ends, new)
 
         chosen = _open_candidates(candidates, ends, self.M, descending=self.descending)
@@ -174,7 +173,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
 
 
 def _open_candidates(candidates: Candidates, ends: Bools, count: int, *, descending: bool) -> Candidates:
-    """Return the best candidates [B, count] in arrays of their own; those that end, bool [B, C], come last."""
+    """Return the best candidates [B, count] in arrays of their own; candidates that end, bool [B, C], come last."""
     scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
     if descending and not ends.any():  # in order already
         return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())

@@ -1,8 +1,8 @@
-"""Beam sampling: the continuations of a sample's beams are drawn, by what the beams and their tokens score together.
+"""Beam sampling: the continuations of a sample's beams are drawn, by the scores of beams and tokens together.
 
 Source: transformers 5.23 `GenerationMixin._beam_search` with do_sample=True. A step draws as many candidates as beam
 search would take the best of, without replacement, from the softmax of all accumulated scores; what follows is beam
-search, in which the candidates that end count where they are among the first M drawn. The distribution is the same; the
+search, in which a candidate that ends counts if it is among the first M drawn. The distribution is the same; the
 draw is from a stream of random numbers that each input has to itself (`Sampling.uniforms`).
 """
 
@@ -101,8 +101,8 @@ class BeamSampleSearch(BeamSearch):
         drawn.scores[own], drawn.beams[own], drawn.tokens[own] = scores[chosen], beams[chosen], tokens[chosen]
 
     def _listed(self, found: Candidates) -> list[list[Row | None]]:
-        """The rows of all samples out of the step's candidates; None where more tokens than these equal the last one
-        that is kept, and the step has whole rows."""
+        """The rows of all samples out of the step's candidates; None for a row of which more tokens than these equal
+        the last one that is kept, if the step has whole rows."""
         B, M = self.scores.shape
         scores, tokens = found.scores.reshape(B * M, -1), found.tokens.reshape(B * M, -1)
         few = np.isneginf(scores[:, -1])  # all tokens that may come are among the candidates

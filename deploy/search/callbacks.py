@@ -47,7 +47,7 @@ class SearchCallback(Protocol):
 
 
 def check_callback(callback: object) -> None:
-    """Raise InputError for what is no `SearchCallback`; None is the default."""
+    """Raise InputError unless ``callback`` is a `SearchCallback`, or None, which is the default."""
     lacking = [name for name in ("on_step", "on_finished") if not callable(getattr(callback, name, None))]
     if callback is not None and lacking:
         raise InputError(

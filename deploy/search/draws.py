@@ -23,13 +23,13 @@ NONE_LEFT = "every token is banned, so that none can be drawn; ban fewer"
 
 
 def keyed_settings(options: GenerationOptions) -> Sampling:
-    """The settings of sampling of a sample that samples, with a key of random numbers."""
+    """The sampling settings of a sample that draws its tokens, with a key of random numbers."""
     sampling = settings_of(options)
     return sampling if sampling.key else sampling.for_input()
 
 
 def settings_of(options: GenerationOptions) -> Sampling:
-    """The settings of sampling of a sample that samples."""
+    """The sampling settings of a sample that draws its tokens."""
     assert options.sampling is not None
     return options.sampling
 
@@ -61,7 +61,7 @@ def drawn(tokens: Ints, weights: Floats, uniforms: Floats) -> Ints:
 
 
 def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
-    """Draw several places one after another, none twice, each by its share of what is left.
+    """Draw several places one after another, each by its share of what is left and none twice.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
     Returns
     -------
     int64 [K]
-        Places in the order in which they were drawn; fewer where fewer weigh anything.
+        Places in the order in which they were drawn; fewer than K if fewer weigh anything.
     """
     if len(weights) <= FEW:
         return _drawn_of_few(weights.copy(), uniforms)
@@ -95,7 +95,7 @@ def drawn_in_turn(weights: Floats, uniforms: Floats) -> Ints:
 
 
 def _drawn_of_few(left: Floats, uniforms: Floats) -> Ints:
-    """Draw places in turn; those that are drawn weigh nothing in ``left`` float64 [n] from then on."""
+    """Draw places in turn. A place that is drawn weighs nothing in ``left`` float64 [n] from then on."""
     chosen: list[int] = []
     for uniform in uniforms.tolist() if len(left) else ():
         ends = left.cumsum()
@@ -113,8 +113,8 @@ def _part(uniform: float, total: float) -> float:
 
 
 def drawn_from_row(scores: Floats, sampling: Sampling, uniform: float, best: float = np.nan) -> int:
-    """Draw a token from the processed scores float32 [vocabulary] of a whole row; -1 where all are -inf. ``best`` is a
-    number like the largest of them, where one is known."""
+    """Draw a token from the processed scores float32 [vocabulary] of a whole row; -1 if all are -inf.
+    ``best`` is a number like the largest score, NaN if none is known."""
     native = None if sampling.truncates else native_draw()
     if native is not None:
         return native(np.ascontiguousarray(scores), best, sampling.temperature, uniform)

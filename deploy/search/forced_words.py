@@ -24,8 +24,8 @@ class ForcedWordsSearch(PoolSearch):
     """Continue each sample by its best sequences that have the words of ``force_words_ids``.
 
     A step's candidates are the best continuations, and each token that makes progress in a row's words. They are chosen
-    in turn from the banks of equal progress, the furthest bank first. The scores of the tokens that make progress are
-    in no candidate, so the search looks at whole rows.
+    in turn from the banks of equal progress, the furthest bank first. The search head's candidates may not have the
+    tokens that make progress, so the search reads whole rows.
     """
 
     def advance(self) -> None:
@@ -71,7 +71,7 @@ class ForcedWordsSearch(PoolSearch):
                 place.state[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
 
     def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
-        """Choose M among the ``best`` [M] continuations of a sample and those that make progress."""
+        """Choose M among the ``best`` [M] continuations of a sample and the continuations that make progress."""
         rows = [self._row(index, beam) for beam in range(self.M)]
         found = [[*rows[beam], token] for beam, token in zip(best.beams.tolist(), best.tokens.tolist(), strict=True)]
         states = [self._state(index, row) for row in found]
@@ -103,8 +103,8 @@ class ForcedWordsSearch(PoolSearch):
         return Candidates(whole[chosen], np.array(beams)[chosen], np.array(tokens)[chosen])
 
     def _offer_running(self, index: int, tokens: Ints) -> None:
-        """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: those with all words, and where
-        these are fewer than are returned, the others too."""
+        """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: the beams with all words, and
+        the others too if these are fewer than are returned."""
         place = self.places[index]
         pool = place.state[0]
         if pool.done:

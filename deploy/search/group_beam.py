@@ -4,10 +4,10 @@ Source: transformers 4.56.2 `GenerationMixin._group_beam_search` (later releases
 `HammingDiversityLogitsProcessor`; Vijayakumar et al. 2016 (1610.02424). The results are the same, in its order of
 operations but for one sum: the penalty is taken off a candidate's score, not off its log-probability before that.
 
-Exactness. A step's candidates are those of each group by itself. The penalty lowers the scores of the tokens that the
+Exactness. A step ranks the candidates of each group by itself. The penalty lowers the scores of the tokens that the
 groups before have chosen in this step, in each row of the group, and lowers no other. The operator returns more
-candidates than a group needs, by as many as can be lowered, so those needed are among them (`candidates` of the
-options).
+candidates than a group needs, by as many as can be lowered, so the candidates that it needs are among them
+(`GenerationOptions.candidates`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ __all__ = ["GroupBeamSearch"]
 class GroupBeamSearch(PoolSearch):
     """Continue each sample by beam search in each of its groups of beams, and return the best sequences of all.
 
-    The candidates [B, G C] of a step are those of the G groups, one group after another; ``beams`` count from the first
-    beam of the group.
+    The candidates [B, G C] of a step list one group after another; ``beams`` count from the first beam of the group.
     """
 
     def _refresh(self) -> None:
@@ -62,7 +61,7 @@ class GroupBeamSearch(PoolSearch):
         self, candidates: Candidates, group: int, forced: dict[int, tuple[int, ...]], before: Ints
     ) -> Candidates:
         """The candidates [B, C] of a group, best first, after the penalty for the tokens ``before`` int64 [B, X] of the
-        groups before it; forced tokens in their place, which have none."""
+        groups before it. Forced tokens take their place, without a penalty."""
 
         def own(array: Array) -> Array:
             whole: Array = array.reshape(len(array), self.groups, -1)[:, group]
@@ -77,7 +76,7 @@ class GroupBeamSearch(PoolSearch):
 
     def _penalised(self, found: Candidates, before: Ints, first: int) -> Candidates:
         """The candidates [B, C] with the penalty for tokens ``before`` int64 [B, X], best first; of equal scores the
-        lower (beam, token) comes first. The repetition penalty applies to what is taken off, too."""
+        lower (beam, token) comes first. The repetition penalty multiplies the diversity penalty, too."""
         counts = (found.tokens[:, :, None] == before[:, None]).sum(axis=2, dtype=np.float32)  # [B, C]
         if not counts.any():
             return found

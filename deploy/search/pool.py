@@ -59,8 +59,8 @@ class Pool:
             self._worst = min(score, self._worst)
 
     def settle(self, best: float, new: int) -> None:
-        """Set ``done`` where the pool is full, and no sequence can improve it that goes on from the ``best`` score of
-        ``new`` new tokens."""
+        """Set ``done`` if the pool is full and no sequence that goes on from the ``best`` score, of ``new`` new tokens,
+        can improve it."""
         if self.done or len(self.found) < self._size:
             return
         length = self._longest if self._stops == "never" and self._penalty > 0 else new

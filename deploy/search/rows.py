@@ -17,11 +17,11 @@ Ranked: TypeAlias = tuple[Floats, Ints, Ints]
 """Scores float32, beams int64 and tokens int64 [C] of one sample's candidates, best first."""
 
 BLOCK = 64
-"""Scores whose largest one is taken together: those a fixed distance apart, which is what numpy is fast at."""
+"""Scores of which one maximum is taken. They lie a fixed distance apart, so that numpy takes many maxima at once."""
 
 
 class LogitRows(Protocol):
-    """The logits of a step by row: an array [R, vocabulary], or what reads its rows from a device."""
+    """The logits of a step by row: an array [R, vocabulary], or an object that reads rows from a device."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> Array:
@@ -33,7 +33,7 @@ class LogitRows(Protocol):
 class Rows:
     """The logits of a step, and what its search head applies to them. Valid until the next step.
 
-    Scores are made once a row, in the place of its logits where they are not normalised.
+    Scores are made once a row, in the place of its logits if they are not normalised.
 
     Attributes
     ----------
@@ -41,16 +41,16 @@ class Rows:
     history : int64 [R, T_history]
         Tokens of each row, left-aligned.
     lengths : int32 [B]
-        Those of them that count.
+        Tokens of each sample's rows.
     banned : int64 [R, P]
-        Tokens that get -inf; -1 where there is none.
+        Tokens that get -inf; -1 is an unused entry.
     normalize : bool
         Log-softmax first.
     repetition_penalty : float
     no_repeat_ngram_size : int
     trie : Trie or None
     nodes : int32 [R]
-        The node of each row in the trie; `FREE` where any token may follow.
+        The node of each row in the trie; `FREE` if any token may follow.
     """
 
     logits: LogitRows
@@ -71,7 +71,7 @@ class Rows:
         return self._made[row]
 
     def banned_tokens(self, row: int) -> Ints | None:
-        """The tokens of a row that have no score, each once; None where its processors do more than ban tokens."""
+        """The tokens of a row that have no score, each once; None if its processors do more than ban tokens."""
         free = self.trie is None or int(self.nodes[row]) == FREE
         return np.unique(self._banned(row)) if free and self.normalize and self.repetition_penalty == 1 else None
 
@@ -114,8 +114,8 @@ def _only(scores: Floats, tokens: Nodes) -> Floats:
 
 
 def largest(scores: Floats, count: int) -> Ints:
-    """The tokens of the ``count`` largest scores [vocabulary], and of those that equal the last one, best first; of
-    equal scores the lower token."""
+    """The tokens of the ``count`` largest scores [vocabulary], and of the scores that equal the last one, best first;
+    of equal scores the lower token first."""
     count = min(count, len(scores))
     blocks = len(scores) // BLOCK
     ranked = scores

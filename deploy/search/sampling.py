@@ -59,7 +59,7 @@ class SampleSearch(BatchSearch[Floats]):
         self.remove(finished | cancelled)
 
     def _choose(self, candidates: Candidates, prompted: Bools) -> Ints:
-        """Draw the next tokens int64 [B, M]; those of a sample in its decoder prompt do not count."""
+        """Draw the next tokens int64 [B, M]; the tokens of a sample in its decoder prompt do not count."""
         self._only = {(index, row): only for index, only in self.forced() for row in range(self.M)}
         free = ~prompted
         free[[index for index, _ in self._only]] = False
@@ -78,15 +78,15 @@ class SampleSearch(BatchSearch[Floats]):
         return tokens
 
     def _continues(self, index: int, row: int) -> bool:
-        """True where a row goes on by tokens that its trie forces, which are kept."""
+        """True if a row goes on by tokens that its trie forces, which are kept in ``_only``."""
         continued = self.last_resort(index, [row])
         if continued is not None:
             self._only[index, row] = tuple(continued[0].tolist())
         return continued is not None
 
     def _among_candidates(self, candidates: Candidates, free: Bools) -> Ints:
-        """Draw among the candidates, tokens int64 [B, 1]. Where more tokens than these equal the last one that is kept,
-        a whole row is looked at, if the step has any."""
+        """Draw tokens int64 [B, 1] among the candidates. If more tokens than these equal the last one that is kept, a
+        whole row is read, if the step has whole rows."""
         self._check(candidates.scores[:, 0], free)
         self._from_rows = set()
         C, top_k = candidates.scores.shape[1], self._warpers.top_k[:, 0]
@@ -134,7 +134,7 @@ class SampleSearch(BatchSearch[Floats]):
         return RowScores(warped_scores(scores, weights, sampling.temperature, normalize=scoring.normalize), tokens)
 
     def _check(self, best: Floats, free: Bools) -> None:
-        """Raise NonFiniteError where the best score of a row is -inf."""
+        """Raise NonFiniteError if the best score of a row that draws is -inf."""
         if (np.isneginf(best) & free).any():
             raise NonFiniteError(NONE_LEFT)
 

@@ -37,7 +37,7 @@ class StepInputs:
     banned : int64 [B, M, P]
         Tokens that must not follow; -1 marks an unused entry. P differs from step to step and may be 0.
     nodes : int32 [B, M] or None
-        The node of each row in the trie of the run; `FREE` where any token may follow. None in a run without a trie.
+        The node of each row in the trie of the run; `FREE` if any token may follow. None is `FREE` for all rows.
     """
 
     tokens: Ints
@@ -65,9 +65,9 @@ class Candidates:
     tokens : int64 [B, C]
         The token that continues it.
     rows : Rows or None
-        All scores, where the step was asked for them.
+        All scores, if the step was asked for them.
     queries : floats [R, A, K] or None
-        Those of the alignment heads, where the step was asked for them; the next step overwrites them.
+        Queries of the alignment heads, if the step was asked for them; the next step overwrites them.
     """
 
     scores: Floats
@@ -123,9 +123,9 @@ class SearchResult:
     scores : float32 [B * num_return_sequences] or None
         None in greedy search and sampling.
     scored : Scored
-        What was asked for of single tokens.
+        The facts about single tokens that were asked for.
     confidence : Confidence or None
-        That of the only sample, where it is measured.
+        The confidence of the only sample, if it is measured.
     token_timestamps : float32 [B * num_return_sequences, T] or None
         Seconds from the beginning of the window at which each token of a speech model ends; 0 for the prompt and behind
         the end. None without ``return_token_timestamps``.

@@ -25,7 +25,7 @@ class Alternatives:
     Attributes
     ----------
     tokens : int64 [S, T, n]
-        -1 where fewer may come, and behind the end of a sequence.
+        -1 if fewer tokens may come, and behind the end of a sequence.
     scores : float32 [S, T, n]
         -inf there.
     """
@@ -41,9 +41,9 @@ class Alignment:
     Attributes
     ----------
     queries : floats [n, A, K]
-        Those of the steps that the tokens were chosen in.
+        Queries of the steps that the tokens were chosen in.
     keys : floats [A, N, K]
-        Those of the sound, by position.
+        Keys of the sound, by position.
     """
 
     queries: Array
@@ -133,7 +133,7 @@ class RowScores:
         return float(self._given(own)[0]) if len(own) else NONE
 
     def best(self, count: int) -> tuple[Ints, Floats]:
-        """The best tokens int64 [count] and their scores float32 [count]; -1 and -inf where there are fewer."""
+        """The best tokens int64 [count] and their scores float32 [count]; -1 and -inf if fewer may come."""
         if self._tokens is None and np.count_nonzero(self._scores > NONE) > count:
             order = largest(self._scores, count)[:count]
         else:

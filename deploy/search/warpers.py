@@ -31,7 +31,7 @@ class Warpers:
     Parameters
     ----------
     settings : sequence of Sampling
-        Those of each row.
+        The settings of each row.
     """
 
     def __init__(self, settings: Sequence[Sampling]) -> None:
@@ -54,7 +54,7 @@ class Warpers:
         scores : float32 [R, n]
             Processed scores of each row's best tokens, descending; all that ``top_k`` and ``typical_p`` keep.
         rest : float
-            The weight of all tokens that are not listed, where the best one weighs 1.
+            The weight of all tokens that are not listed, if the best one weighs 1.
 
         Returns
         -------
@@ -81,7 +81,7 @@ class Warpers:
 
 
 def _typical(weights: Floats, mass: float, keep: int) -> Floats:
-    """Weights [n] of which only those of ``typical_p`` are left, and ``keep`` at least."""
+    """Weights [n], 0 but for the tokens that ``typical_p`` keeps, which are ``keep`` at least."""
     tokens = np.flatnonzero(weights)
     shares = weights[tokens] / weights.sum()
     information = -np.log(shares)
@@ -132,7 +132,7 @@ def row_weights(scores: Floats, sampling: Sampling) -> tuple[Floats, Ints | None
 
 
 def warped_scores(scores: Floats, weights: Floats, temperature: float, *, normalize: bool) -> Floats:
-    """The scores float64 [n] as the warpers leave them: -inf where the weight is 0; ``normalize``: their
+    """The scores float64 [n] as the warpers leave them, -inf for a token whose weight is 0; with ``normalize`` their
     log-softmax."""
     warped = (scores - (scores.max() if normalize else 0)) / np.float64(temperature)
     if normalize:
@@ -154,7 +154,7 @@ def kept_scores(scores: Floats, sampling: Sampling) -> Floats:
 def _nucleus(scores: Floats, weights: Floats, sampling: Sampling) -> Bools:
     """The tokens bool [vocabulary] that ``top_p`` and ``min_p`` keep.
 
-    Tokens are counted into bins by their scores, so that those of one bin alone are sorted: the one in which the mass
+    Tokens are counted into bins by their scores, so that one bin alone is sorted: the one in which the mass
     of the tokens before reaches ``top_p``.
     """
     if sampling.top_p == 1:

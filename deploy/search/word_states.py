@@ -91,7 +91,7 @@ class WordState:
 
     @property
     def bank(self) -> int:
-        """The progress: tokens of the longest word for each complete one, and those of the word in progress."""
+        """The progress in tokens: the longest word for each complete one, and the beginning of the word in progress."""
         begun = 0 if self._progress is None else self._longest - self._progress.remaining
         return self._done * self._longest + begun
 

@@ -26,7 +26,7 @@ class AttentionActivations:
 
     ``states`` [B, N, D]: what keys and values are projected from. ``query`` [B, H, T, K], ``key`` [B, G, N, K] and
     ``value`` [B, G, N, V]: with biases. ``mask`` [B, 1 or H, T, N]: added to the scores. ``scale``: multiplies queries.
-    ``softcap``: of the scores before the mask; 0: none.
+    ``softcap``: cap of the scores before the mask; 0 for no cap.
     """
 
     states: Tensor
@@ -50,14 +50,14 @@ def decoder_activations(
     source
         The arguments of ``model.generate``.
     targets
-        The sequences that it generated of them, with the start token or the prompt.
+        The sequences that it generated from them, with the start token or the prompt.
 
     Returns
     -------
     list of AttentionActivations
-        A layer each: the attention over the source.
+        The attention over the source, for each layer.
     list of AttentionActivations
-        A layer each: the attention over the generated part. In a decoder-only model both are one attention, over
+        The attention over the generated part, for each layer. In a decoder-only model both are one attention, over
         prompt and generated part together.
 
     Raises

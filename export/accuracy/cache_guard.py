@@ -24,7 +24,7 @@ from tightbeam.graph_passes.attention import cross_attention, self_attention
 __all__ = ["ALLOWED_BY_CACHE", "check_caches", "measure_caches"]
 
 ALLOWED_BY_CACHE = 0.03
-"""Largest error of an attention's output by one cache in int8, like that of a product (``product_guard``)."""
+"""Largest error of an attention's output by one cache in int8, defined like a product's (``product_guard``)."""
 Round = Callable[[Tensor], Tensor]
 
 
@@ -59,7 +59,7 @@ def measure_caches(
 
 
 def check_caches(entries: Sequence[QuantizedCacheEntry]) -> None:
-    """Raise InexactError for the worst cache where one errs more than allowed."""
+    """Raise InexactError for the worst cache if one errs more than allowed."""
     worst = max(entries, key=lambda entry: float("inf") if entry.int8 is None else entry.int8)
     if worst.int8 is None or worst.int8 > worst.allowed:
         error = "no finite number" if worst.int8 is None else f"{worst.int8:.1%}"

@@ -12,7 +12,7 @@ __all__ = ["calibrate", "calibration_samples"]
 
 
 def calibration_samples(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> Samples:
-    """Inputs to measure errors on.
+    """Inputs on which errors are measured.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def calibrate(
     texts
         Calibration texts; None for the built-in ones.
     reference
-        Generations of the comparison, which are used where they are of these texts.
+        Generations of the comparison, which are used if they belong to these texts.
 
     Returns
     -------
@@ -74,5 +74,5 @@ def calibrate(
 
 
 def _are_same(samples: Samples, others: Samples) -> bool:
-    """True for the same texts. Audio is always that of the comparison."""
+    """True for the same texts. Audio and images are always the comparison's."""
     return samples == others if isinstance(samples, TextSamples) else not isinstance(others, TextSamples)

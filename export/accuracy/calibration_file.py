@@ -1,4 +1,4 @@
-"""A calibration file: texts on whose activations the guard measures errors, in place of those of the comparison."""
+"""A calibration file: texts on whose activations the guard measures errors, in place of the comparison's texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draws of ``model.generate`` made those of a bundle, so that sampled tokens can be compared one by one."""
+"""``model.generate`` with the draws of a bundle, so that sampled tokens can be compared one by one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bundle_draws(sources: Sequence[Sequence[int] | Array], seed: int, returned: 
         for _ in range(num_samples):
             ends = left.cumsum(dim=1)
             place = (ends <= next(numbers) * ends[:, -1:]).sum(dim=1, keepdim=True)
-            chosen.append(place.clamp(max=left.shape[1] - 1))  # all are drawn that have a probability
+            chosen.append(place.clamp(max=left.shape[1] - 1))  # every token with a probability is drawn already
             left = left.scatter(1, chosen[-1], 0.0)
         return torch.cat(chosen, dim=1)
 

@@ -1,8 +1,8 @@
 """Encode the same features once, however often torch generates from them.
 
 ``model.generate`` of Whisper runs the encoder to detect the language and again to generate, and an export generates
-under several settings. The encoder takes a whole window however short the audio in it is, so that it is most of the
-time of generating a few tokens: half a minute of a core for a window of large-v3-turbo.
+under several settings. The encoder reads a whole window however short its audio is, and takes most of the time of
+generating a few tokens: half a minute of a core for a window of large-v3-turbo.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["encoded_once"]
 
 @contextmanager
 def encoded_once(checkpoint: Checkpoint) -> Iterator[None]:
-    """Context in which the encoder of a model of windows runs once for equal features; of other models, always."""
+    """Context in which the encoder of a model of windows runs once for equal features; other encoders always run."""
     if not checkpoint.family.has_windows:
         yield
         return

@@ -16,10 +16,10 @@ __all__ = ["exact_softmax"]
 
 
 def exact_softmax(model: Any) -> AbstractContextManager[None]:
-    """Context in which a model in float64 does not round its scores to float32; any other stays as it is.
+    """Context in which a model in float64 does not round its scores to float32; other models are unchanged.
 
-    Attention that a module of transformers makes itself does so: in float32 the lowest float64, which stands for a
-    masked position, is -inf, so that padding in front of a prompt would be NaN.
+    Attention inside a module of transformers rounds them. In float32 the lowest float64, which stands for a masked
+    position, is -inf, so that padding in front of a prompt would become NaN.
     """
     if model.dtype != torch.float64:
         return nullcontext()

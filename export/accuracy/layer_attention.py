@@ -27,7 +27,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 """Type of the attention itself, by the bundle's precision."""
 BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
-"""Precision of the original attention whose error bounds that of the rewritten one."""
+"""Precision of the original attention whose error bounds the error of the rewritten one."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class LayerAttention:
     states: Tensor  # [B, N, D], what keys and values are projected from
     query: Tensor  # [B, H, T, K], scaled
     key: Tensor  # [B, N, G K], as cached
-    key_bias: Tensor  # [G K], the part of the cached key that values are not made of; 0 where the bias is folded
-    scored: Tensor  # [B, G, N, K], as multiplied with queries: rotated, where the model has rotary positions
+    key_bias: Tensor  # [G K], the part of the cached key that values are not made of; 0 if the bias is folded
+    scored: Tensor  # [B, G, N, K], as multiplied with queries: rotated, if the model has rotary positions
     value: Tensor  # [B, N, G V]
     mask: Tensor  # [B, 1 or H, T, N]
     W_K: Any  # [D, G K]
@@ -69,7 +69,7 @@ class LayerAttention:
         )
 
     def with_products_in(self, precision: str) -> LayerAttention:
-        """The same where keys and values are products in int8; itself in other precisions, which ``dtype`` stands for.
+        """The same with keys and values from int8 products; unchanged in other precisions, which ``dtype`` stands for.
 
         Keys that are rotated before they are multiplied with queries keep these products exact.
         """
@@ -87,11 +87,11 @@ class LayerAttention:
         return self.from_keys_and_values(torch.float64)
 
     def error(self, found: Tensor) -> float:
-        """Error of outputs [B, H, T, V], relative to the exact ones; infinite where one is NaN or infinite."""
+        """Error of outputs [B, H, T, V], relative to the exact ones; infinite if one is NaN or infinite."""
         exact = self.exact
         counted = torch.isfinite(exact)
         difference = (found.double() - exact)[counted].square().mean().sqrt()
-        if difference == 0:  # also where the layer gives nothing but zeros
+        if difference == 0:  # also if the layer gives nothing but zeros
             return 0.0
         error = difference / exact[counted].square().mean().sqrt()
         return float(error) if torch.isfinite(error) else float("inf")
@@ -99,8 +99,8 @@ class LayerAttention:
     def baseline_error(self, precision: str) -> float:
         """Error of the original attention at ``BASELINE_PRECISION``.
 
-        Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less; 0, so that no
-        error is allowed, where that fails too.
+        Activations beyond the range of float16 are measured in bfloat16, whose mantissa has 3 bits less. If that fails
+        too, the result is 0, and no error is allowed.
         """
         baseline = BASELINE_PRECISION[precision]
         half = self.error(self.with_products_in(baseline).from_keys_and_values(TORCH_DTYPES[baseline]))
@@ -156,6 +156,6 @@ def product_in(states: Tensor, weight: Any, precision: str = "") -> Tensor:
 
 
 def rows_in_int8(rows: Tensor) -> Tensor:
-    """Rows [..., X] as integers of 8 bits with a scale each give them back."""
+    """Rows [..., X], rounded to integers of 8 bits with a scale for each row."""
     worth = rows.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST) / MOST
     return (rows / worth).round() * worth

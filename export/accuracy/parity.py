@@ -29,11 +29,11 @@ rather than rounded (1e-4 was seen with torch itself, on ill-conditioned random 
 TIE_TOLERANCE = 1e-6
 """Two sequences whose scores differ by less, per unit of score, are equally good in float32."""
 INPUT = "input"
-"""Field of a JSON line that has the sample; the others are settings."""
+"""Field of a JSON line that holds the sample; the other fields are settings."""
 
 
 def is_exact(manifest: Manifest) -> bool:
-    """True where a bundle's tokens must equal those of torch in float32."""
+    """True if a bundle's tokens must equal torch's in float32."""
     return not manifest.weight_threshold and (manifest.precision, manifest.cache_precision) == ("fp32", None)
 
 
@@ -42,14 +42,15 @@ def compare(
 ) -> ParityReport:
     """Run a bundle on the inputs of a reference, and compare tokens, texts and scores.
 
-    A tie is no difference: two sequences that are equally good in float32, or that torch swaps in float64.
+    A tie does not count as a difference: two sequences that are equally good in float32, or that torch swaps in
+    float64.
 
     Parameters
     ----------
     folder
         Bundle folder, complete but for the report itself.
     manifest
-        The bundle's manifest. Of a bundle that is not exact (``is_exact``), differences are counted.
+        The bundle's manifest. For a bundle that is not exact (``is_exact``), differences are counted.
     reference
         Inputs, and what torch generated from them.
     float32
@@ -102,16 +103,16 @@ def compare(
 def sequences_of(folder: Path, reference: Reference) -> list[list[list[int]]]:
     """Run a bundle on the inputs of a reference; its best sequences, by setting and sample.
 
-    Raises ExportError where the bundle does not run.
+    Raises ExportError if the bundle does not run.
     """
     return [[record["tokens"] for record in records] for _, records in _run_bundle(folder, reference)]
 
 
 def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:
-    """True where rounding decides between the two sequences, or the padding of a prompt, rather than the model.
+    """True if rounding or a prompt's padding decides between the two sequences, rather than the model.
 
-    The n-grams that transformers blocks and the repetitions that it penalises are also those of a prompt's padding. A
-    bundle's are not: its tokens are those of the prompt alone.
+    The n-grams that transformers blocks and the repetitions that it penalises also count a prompt's padding. A bundle
+    counts the tokens of the prompt alone.
     """
     if expected.scores is not None and record.get("score") is not None:
         score = expected.scores[index]
@@ -127,7 +128,7 @@ def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], 
 
 
 def _score_error(record: dict[str, Any], expected: Generation, index: int, as_ids: bool, tolerance: float) -> float:
-    """Relative error of the score; raises ExportError where tokens, text or score differ."""
+    """Relative error of the score. Raises ExportError if tokens, text or score differ."""
     where = f"sample {index}, settings {expected.settings}"
     if record.get("tokens") != expected.sequences[index]:
         raise ExportError(
@@ -149,7 +150,7 @@ def _score_error(record: dict[str, Any], expected: Generation, index: int, as_id
 
 
 def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, list[dict[str, Any]]]]:
-    """The command's JSON record of each sample under each setting, all in one run of it."""
+    """The command's JSON record of each sample under each setting, all from one run of the command."""
     samples, count = reference.samples, len(reference.samples.rows)
     with tempfile.TemporaryDirectory() as scratch:
         inputs = samples.inputs(Path(scratch))

@@ -84,7 +84,7 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
 def measure_rounding_pair(scratch: Path, manifest: Manifest, inexact: str) -> tuple[PrecisionErrorEntry, Times | None]:
     """Measure the error between the two bundles in ``scratch``, and in int8 the time of both on this machine.
 
-    Raises ExportError where scores are NaN or infinite; ``inexact`` names the options that may be the cause.
+    Raises ExportError if scores are NaN or infinite; ``inexact`` names the options that may be the cause.
     """
     fix = "take --precision fp32, and of that bundle build-engine --precision bf16"
     if manifest.precision != "fp16":
@@ -96,7 +96,7 @@ def measure_rounding_pair(scratch: Path, manifest: Manifest, inexact: str) -> tu
 def _measure(
     exact: Path, manifest: Manifest, rounded: Path, max_steps: int, fix: str, *, timed: bool = False
 ) -> tuple[PrecisionErrorEntry, Times | None]:
-    """Compare two bundles in a process of its own, without torch; on random sources where there is no tokenizer."""
+    """Compare two bundles in a process of its own, without torch; on random sources if there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
     arguments = [*([TIMES] if timed else []), str(exact), str(rounded), str(max_steps), *texts]
     command = [sys.executable, "-m", "tightbeam.deploy.compare", *arguments]
@@ -134,7 +134,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
 
 
 def speed_note(precision: str, times: Times) -> str:
-    """A sentence where a precision is not faster than float32 on this machine by its times; empty where it is."""
+    """A sentence that a precision is not faster than float32 on this machine; empty if it is faster."""
     parts = (("the encoding of a batch", *times.encoder_s), ("a step", *times.step_s))
     slow = [
         f"{what} takes {1e3 * low:.3g} ms, and {1e3 * exact:.3g} ms in float32"

@@ -3,14 +3,14 @@
 A product in int8 rounds each row and each column to 255 steps between its largest numbers. One large number among small
 ones takes all of the steps, so the error depends on the model. The guard therefore computes each product on the rows
 that it multiplies while the model generates, in every form, and compares it with float64. A product that errs more than
-allowed gets a scale for every 128 numbers, and stays float32 if that errs too much as well. A matrix that several read,
-as an embedding and the logits may, has the cheapest form in which each of its readers is exact enough.
+allowed gets a scale for every 128 numbers, and stays float32 if that errs too much as well. A matrix that several
+products read, as an embedding and the logits may, has the cheapest form in which each of them is exact enough.
 
-**The error** is relative, row by row: the root mean square of a row's difference over that of the exact row, without
-bias. The error of the product is the root mean square of those of its rows; a matrix for each head makes rows of each
-head. So each row counts as much as any other, however large its numbers are: the norm that follows makes rows equal
-again, and outliers are often in a few rows, whose own numbers are so large that an error over all numbers would be
-theirs alone.
+**The error** is relative, row by row: the root mean square of a row's difference over the root mean square of the exact
+row, without bias. The error of the product is the root mean square of its rows' errors; a matrix for each head makes
+rows of each head. So each row counts as much as any other, however large its numbers are: the norm that follows makes
+rows equal again, and outliers are often in a few rows, whose own numbers are so large that an error over all numbers
+would be theirs alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ALLOWED", "forms_of", "measure_products"]
 
 ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
-model err by 0.40 to 1.44 %, those of small random models by 0.5 to 1.2 %, and of random weights in BART-large's shapes
+model err by 0.40 to 1.44 %, products of small random models by 0.5 to 1.2 %, and random weights in BART-large's shapes
 by at most 1.6 %: 20 to 50 times as much as in float16. A column that is 500 times as large costs 50 % or more."""
 MOST_COLUMNS = 1024
 """Columns of a product, or tokens of an embedding, that are measured, at even distances; each has its own scale."""
@@ -48,7 +48,7 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     Returns
     -------
     tuple of QuantizedEntry
-        One for each site, in order. Those that share a matrix get one form, so that the matrix is stored once.
+        One for each site, in order. Sites that share a matrix get one form, so that the matrix is stored once.
     """
     readers: dict[tuple[int, ...], list[Site]] = {}
     for site in sites:
@@ -58,7 +58,7 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
 
 
 def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
-    """The choices as ``quantize`` takes them."""
+    """The form of each product by name, as ``quantize`` takes them."""
     return {entry.name: entry.kept for entry in entries}
 
 
@@ -111,7 +111,7 @@ _Form = Callable[[Array | None, Array], Array]
 
 
 def _parts(site: Site, rows: Array | None) -> list[_Part]:
-    """A part for each head, or one; of a matrix some of its columns."""
+    """A part for each head, or a single one; a large matrix gives some of its columns."""
     values = np.ascontiguousarray(site.values[..., :: -(-site.Y // MOST_COLUMNS)])
     if rows is None:
         return [(None, values)]
@@ -123,7 +123,7 @@ def _parts(site: Site, rows: Array | None) -> list[_Part]:
 
 
 def _outputs(parts: Sequence[_Part], form: _Form) -> Array:
-    """The rows that a form gives, those of each head one after the other."""
+    """The rows that a form gives, head after head."""
     return np.concatenate([form(rows, matrix) for rows, matrix in parts])
 
 
@@ -180,7 +180,7 @@ def _rounded_rows(rows: Array, blocks: int = 1) -> Array:
 
 
 def _relative(found: Array, exact: Array) -> float | None:
-    """The error of rows, as above; those of zeros do not count. None if it is NaN or infinite, or there are no rows."""
+    """The error of rows, as above; rows of zeros do not count. None if it is NaN or infinite, or there are no rows."""
     if not len(exact):
         return None
     with np.errstate(invalid="ignore", over="ignore"):

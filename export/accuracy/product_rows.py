@@ -1,6 +1,6 @@
 """Real rows of every product: the float32 graphs run over calibration inputs, with the rows as further outputs.
 
-    encoder   all samples at once; of each product the same few hundred positions, none of them padding
+    encoder   all samples at once; the same few hundred positions of each product, without padding
     decoder   greedy steps of all samples, whose rows are all taken
 
 The weights are mapped from a file, and ONNX Runtime neither packs nor copies them.
@@ -54,9 +54,9 @@ def product_rows(
     graphs
         A variant's graphs in float32; they stay as they are.
     sites
-        Their products, and embeddings, which are left out.
+        Their products and embeddings; embeddings have no rows.
     samples
-        Calibration inputs; of many, a few are taken evenly.
+        Calibration inputs; a few are taken evenly if there are many.
     generation
         The checkpoint's generation settings, for the start token.
     beside
@@ -109,7 +109,7 @@ def _tap(build: Builder, sites: Sequence[Site], name: str) -> dict[str, str]:
             flat = build.reshape(tensors[site.rows.name], [-1, width])
             if name == "encoder":
                 height = build.add("Shape", [flat], {"start": 0, "end": 1})
-                place = build.add("Mod", [taken, height])  # a product of fewer rows than positions gives some twice
+                place = build.add("Mod", [taken, height])  # a product with fewer rows than positions repeats some
                 flat = build.add("Gather", [flat, place], {"axis": 0})
             flat.dtype, flat.shape = np.dtype(np.float32), ["taken", width]
             build.graph.outputs.append(flat)
@@ -144,7 +144,7 @@ def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Pro
 
 
 def _evenly(count: int, most: int) -> Array:
-    """At most so many of the first integers, at even distances."""
+    """At most ``most`` of the integers below ``count``, at even distances."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 

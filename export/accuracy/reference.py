@@ -1,4 +1,4 @@
-"""The reference of the final comparison: sample inputs, and the tokens that ``model.generate`` makes of them."""
+"""The reference of the final comparison: sample inputs, and the tokens that ``model.generate`` returns for them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0},
 )
 SEED = "seed"
-"""Setting of a bundle, not of transformers, whose draws the reference takes (`bundle_draws`)."""
+"""Setting of a bundle alone; the reference takes the bundle's draws (`bundle_draws`)."""
 WITHOUT_GROUPS = {"num_beam_groups": 1, "diversity_penalty": 0.0}
-"""Settings of beam search without groups: the installed transformers has none, so what is compared is plain."""
+"""Settings of beam search without groups, which the installed transformers does not have."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
 LARGE = 100_000_000
-"""Parameter count from which torch takes seconds a token, so that the comparison is kept shorter."""
+"""Parameter count from which torch takes seconds a token, so that the comparison is shortened."""
 MAX_SAMPLE_TOKENS = 48
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The output of ``model.generate`` under one setting: tokens without padding; scores for beam search; texts where
-    there is a tokenizer."""
+    """The output of ``model.generate`` under one setting.
+
+    Tokens are without padding; scores are of beam search alone; texts need a tokenizer.
+    """
 
     settings: dict[str, Any]
     sequences: list[list[int]]
@@ -92,7 +94,7 @@ class TextSamples:
         return text
 
     def alone(self, index: int) -> TextSamples:
-        """One of the samples, which no other pads."""
+        """One of the samples by itself, so that no other pads it."""
         return replace(self, texts=(self.texts[index],), rows=(self.rows[index],))
 
 
@@ -101,7 +103,7 @@ Samples = TextSamples | SpeechSamples | ImageSamples
 
 @dataclass(frozen=True)
 class Reference:
-    """Sample inputs, and what ``model.generate`` makes of them under each setting."""
+    """Sample inputs, and the generations of ``model.generate`` under each setting."""
 
     checkpoint: Path
     samples: Samples
@@ -109,7 +111,7 @@ class Reference:
 
     @property
     def greedy(self) -> list[list[int]]:
-        """The sequences of greedy search; those of a decoder-only model begin with their prompts."""
+        """The sequences of greedy search; a decoder-only model's begin with their prompts."""
         found = next(generation for generation in self.generations if generation.settings.get("num_beams") == 1)
         return _with_prompts(self.samples, found.sequences)
 
@@ -141,7 +143,7 @@ def greedy(checkpoint: Checkpoint, samples: Samples) -> list[list[int]]:
     Returns
     -------
     list of list of int
-        A sequence a sample, from the start token on; those of a decoder-only model begin with their prompts.
+        A sequence for each sample, from the start token on; a decoder-only model's begin with their prompts.
 
     Raises
     ------
@@ -174,7 +176,7 @@ def generate(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any])
 
 
 def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -> AbstractContextManager[None]:
-    """The bundle's draws, where a setting has a seed."""
+    """The bundle's draws, if a setting has a seed."""
     if SEED not in settings:
         return nullcontext()
     options = resolve_settings(checkpoint.generation_config, settings, checkpoint.sizes, speech=False).for_prompt(1)
@@ -190,13 +192,13 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
     checkpoint
         The checkpoint, for its sizes, tokenizer and feature extractor.
     texts
-        Texts to take the longest fitting beginnings of.
+        Texts, of which the longest beginnings that fit are taken.
 
     Returns
     -------
     Samples
         Synthetic audio for a speech model, drawn pages for one that reads images; else beginnings of ``texts``;
-        random token ids where there is no tokenizer or no beginning fits.
+        random token ids if there is no tokenizer or no beginning fits.
     """
     if checkpoint.family.reads_images:
         return image_samples(checkpoint)
@@ -270,7 +272,7 @@ def _prompt_padding(checkpoint: Checkpoint) -> int | None:
 
 
 def _longest_beginning(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
-    """The longest beginning of a text, in words, of at most ``limit`` tokens; None for ids where one word has more."""
+    """The longest beginning of a text, in words, of at most ``limit`` tokens; None if the first word has more."""
     words = text.split()[:limit]  # no word has less than a token
     fits, beyond = 0, len(words) + 1
     ids: list[int] | None = None

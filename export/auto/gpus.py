@@ -11,8 +11,8 @@ from tightbeam.graph_passes.caches.cost import Machine
 __all__ = ["RATES", "gpu_machine"]
 
 RATES = Path(__file__).with_name("gpu_rates.json")
-"""Computed once, from the kernels of commit 156bb09 (docs/explanation/cuda-kernels.md): by GPU the datasheet's bandwidth and matrix rate, and (operations,
-seconds) of each operator's calls in float16 at BART-large's sizes, by batch."""
+"""By GPU: the datasheet's bandwidth and matrix rate, and (operations, seconds) of each operator's calls in float16 at
+BART-large's sizes, by batch; computed once, from the kernels of commit 156bb09 (docs/explanation/cuda-kernels.md)."""
 
 
 def gpu_machine(name: str) -> Machine:

@@ -25,7 +25,7 @@ def integer_operators(width: int, threads: int) -> dict[str, tuple[float, Callab
     """Calls to be timed, with the operations of each, by the number of a ``Machine``.
 
     They are a product of ``width`` rows, a multiple of 16, with a matrix [width, width], and attention over keys and
-    values, and over states. Raises RuntimeSetupError where the operators' library cannot be loaded.
+    values, and over states. Raises RuntimeSetupError if the operators' library cannot be loaded.
     """
     generator = np.random.default_rng(0)
     queries = SAMPLES * BEAMS * HEADS

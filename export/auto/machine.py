@@ -24,11 +24,11 @@ ROUNDS = 5
 VALID_S = 7 * 24 * 3600
 """Age from which a measurement is taken again."""
 BUSY_VALID_S = 600
-"""The same where the machine was busy."""
+"""The same if the machine was busy."""
 INTEGER_RATES = ("integer_rate", "source_rate", "latent_rate")
 """Numbers that are measured for int8 alone."""
 BUSY = 0.9
-"""Share of the processors below which other processes took part of them."""
+"""Share of the processors below which the machine counts as busy with other processes."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Measurement:
     taken_s: float
     """seconds since 1970"""
     share: float
-    """share of the processors that the measurement got: far below 1 where the machine was busy"""
+    """share of the processors that the measurement got: far below 1 if the machine was busy"""
     integer_rate: float = 0.0
-    """operations a second of int8 products; 0 where that was not measured"""
+    """operations a second of int8 products; 0 if not measured"""
     source_rate: float = 0.0
     """the same of attention over keys and values in int8"""
     latent_rate: float = 0.0
@@ -57,11 +57,11 @@ class Measurement:
 
     @property
     def was_busy(self) -> bool:
-        """True where other processes took a part of the processors."""
+        """True if other processes used the processors, too."""
         return self.share < BUSY
 
     def is_valid(self) -> bool:
-        """True unless it is old; one of a busy machine is old after minutes."""
+        """True unless the measurement is old; a busy machine's is old after minutes."""
         return 0 <= time.time() - self.taken_s < (BUSY_VALID_S if self.was_busy else VALID_S)
 
     def origin(self) -> str:

@@ -122,7 +122,7 @@ def _refusal(folded: ModelGraphs, preset: Preset) -> str:
 
 
 def best_of(ranked: Sequence[Ranked]) -> Ranked:
-    """The first variant. Raises ExportError where none fits the memory limit."""
+    """The first variant. Raises ExportError if no variant fits the memory limit."""
     if ranked[0].refused:
         smallest = min(ranked, key=lambda variant: variant.memory_bytes)
         raise ExportError(

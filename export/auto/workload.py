@@ -181,7 +181,7 @@ class Workload:
         Returns
         -------
         Machine
-            Measured on this machine where they are not given.
+            The given numbers, or what was measured on this machine.
         str
             Where the numbers come from, in words.
         """

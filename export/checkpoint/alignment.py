@@ -1,4 +1,4 @@
-"""The alignment heads of a Whisper checkpoint: the cross-attentions that its times of tokens are made of."""
+"""The alignment heads of a Whisper checkpoint: the cross-attentions from which token times are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alignment_of(checkpoint: Checkpoint) -> AlignmentEntry | None:
     Raises
     ------
     ExportError
-        The heads are not of this model, or the width is no odd number.
+        The heads are not this model's, or the width is not an odd number.
     """
     given = checkpoint.generation_config.get(HEADS)
     if not checkpoint.family.is_speech or given is None:
@@ -40,13 +40,13 @@ def alignment_of(checkpoint: Checkpoint) -> AlignmentEntry | None:
     heads = given if isinstance(given, list) else []
     if not heads or not all(_is_head(head, sizes.L, sizes.H) for head in heads):
         raise ExportError(
-            f"{path}: {HEADS}={reprlib.repr(given)} is no list of pairs [layer, head], with layers from 0 to "
+            f"{path}: {HEADS}={reprlib.repr(given)} is not a list of pairs [layer, head], with layers from 0 to "
             f"{sizes.L - 1} and heads from 0 to {sizes.H - 1}; correct or remove it"
         )
     width = checkpoint.config.median_filter_width
     if not _is_integer(width) or width < 1 or width % 2 == 0:
         raise ExportError(
-            f"{checkpoint.path / 'config.json'}: {WIDTH}={width!r} is no odd number; restore the file, where it is 7"
+            f"{checkpoint.path / 'config.json'}: {WIDTH}={width!r} is not an odd number; restore the file, which has 7"
         )
     return AlignmentEntry(heads=tuple((layer, head) for layer, head in heads), median_filter_width=width)
 

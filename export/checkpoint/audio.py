@@ -1,4 +1,4 @@
-"""A speech model's feature settings, and synthetic audio to compare it with torch on."""
+"""A speech model's feature settings, and synthetic audio for the comparison with torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["SpeechSamples", "check_speech", "speech_samples"]
 SHARES = (0.2, 0.45, 0.8, 1.0)
 """Share of the window that each sample fills."""
 LARGE = 500_000_000
-"""Parameter count from which torch takes a quarter of a minute of a core for a window, so that two have to do."""
+"""Parameter count from which torch takes a quarter of a minute of a core for a window, so that two must do."""
 RECORDING_S = 2.3
 """Longest sample of a model that takes whole recordings."""
 PCM_STEPS = 1 << 15
@@ -33,7 +33,7 @@ PCM_STEPS = 1 << 15
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
-    """Raise ExportError where a speech model's feature settings do not match its config."""
+    """Raise ExportError if a speech model's feature settings do not match its config."""
     if checkpoint.family.has_windows:
         _window(checkpoint)
     elif checkpoint.family.is_speech:
@@ -78,7 +78,7 @@ def _window(checkpoint: Checkpoint) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class SpeechSamples:
-    """Audio to compare a speech model on."""
+    """Audio for the comparison of a speech model."""
 
     rows: tuple[npt.NDArray[np.int16], ...]
     """B recordings of 16-bit samples"""
@@ -86,7 +86,7 @@ class SpeechSamples:
     features: torch.Tensor
     """float32 [B, mels, frames] or [B, X, ...], by transformers' own extractor"""
     positions: int
-    """N of each, which have one length where they are whole recordings"""
+    """N of each sample; whole recordings have one length"""
     has_windows: bool = True
     """they are windows, of Whisper"""
     name: str = "input_features"
@@ -133,7 +133,7 @@ def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
 
 
 def _recordings(checkpoint: Checkpoint) -> SpeechSamples:
-    """Recordings of one length, since transformers pads others, which changes what it makes of them."""
+    """Recordings of one length: transformers would pad others, which changes its output."""
     extractor, convolutions = _extractor(checkpoint), checkpoint.family.convolutions(checkpoint.config)
     longest = extractor.samples_of(longest_source(checkpoint.sizes.max_source, convolutions) + 1) - 1
     count = min(int(RECORDING_S * extractor.sampling_rate_hz), longest)

@@ -79,10 +79,10 @@ def family_of(config_json: dict[str, Any], folder: Path) -> Family:
 
 
 def _generates(architectures: list[Any], expected: str) -> bool:
-    """True where one of a config's architectures has the weights of the expected one.
+    """True if one of a config's architectures has the weights of the expected one.
 
     It may be spelt as in an old release (``MPTForCausalLM`` of MPT-7B, ``T5WithLMHeadModel`` of T5-3B). The model
-    without its head (``BartModel`` of bart-large) has all weights where the head is tied to the embeddings; where it is
+    without its head (``BartModel`` of bart-large) has all weights if the head is tied to the embeddings; if it is
     not, the missing tensor is an error.
     """
     name = re.sub(r"(ForConditionalGeneration|ForCausalLM|LMHeadModel|MTModel|Model)$", "", expected).lower()
@@ -102,7 +102,7 @@ def check_special_ids(path: Path, settings: Mapping[str, Any], vocabulary: int) 
 
 
 def check_run_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ExportError for beams or lengths that are no positive integers."""
+    """Raise ExportError for beams or lengths that are not positive integers."""
     for field in ("num_beams", "max_new_tokens", "max_length"):
         value = settings.get(field)
         if value is not None and not (type(value) is int and 1 <= value < 2**31):
@@ -119,14 +119,14 @@ def feature_settings(folder: Path, name: str, part: str = AUDIO) -> tuple[Path, 
     """The settings of a speech model's feature extractor, or of an image processor, and the file that holds them.
 
     transformers 5 writes them into ``processor_config.json``, under the name ``part``, and takes them from there
-    first; earlier versions wrote the file ``name``. Raises ExportError where neither can be read.
+    first; earlier versions wrote the file ``name``. Raises ExportError if neither can be read.
     """
     processor = folder / PROCESSOR_FILE
     nested = read_json(processor).get(part) if processor.exists() else None
     if nested is None:
         return folder / name, read_json(folder / name)
     if not isinstance(nested, dict):
-        raise ExportError(f"{processor}: {part} is no JSON object; restore the file")
+        raise ExportError(f"{processor}: {part} is not a JSON object; restore the file")
     return processor, nested
 
 

@@ -23,7 +23,7 @@ __all__ = ["declared_config"]
 SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config"})
 """Fields that hold the config of a part of a model."""
 OWN_PARTS = {T5GEMMA.model_type: T5GEMMA_PART}
-"""Models both of whose sides are of one type that no other model has, and the type; a side may be left out."""
+"""Model types whose two sides have a type of their own, and that type; a config may leave a side out."""
 
 
 def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNamespace:
@@ -80,7 +80,7 @@ def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _source_file(model_type: str) -> Path | None:
-    """The source of the config class of a model type; None where transformers is not installed, or lacks it."""
+    """The source of the config class of a model type; None if transformers is not installed, or lacks it."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""A checkpoint's folder and JSON files, checked without torch and transformers, so at once."""
+"""A checkpoint's folder and JSON files, checked at once, without torch and transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CheckpointFiles:
     source: str
     """hub id, or the name of the folder, without its parents"""
     revision: str | None
-    """commit on the hub, where the folder is a snapshot of it"""
+    """commit on the hub, if the folder is a snapshot of it"""
     path: Path
     """local folder"""
     family: Family
@@ -70,7 +70,7 @@ def read_files(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = D
     Raises
     ------
     ExportError
-        There is no such checkpoint, a file is damaged, the family is not supported, or sizes contradict one another.
+        The checkpoint does not exist, a file is damaged, the family is not supported, or sizes contradict one another.
     """
     if (Path(name_or_path) / MANIFEST).is_file() and not (Path(name_or_path) / CONFIG_FILE).exists():
         raise ExportError(
@@ -120,7 +120,7 @@ def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
 
 
 def check_whole(files: CheckpointFiles) -> None:
-    """Raise ExportError where weight files or a speech model's feature settings are missing or damaged."""
+    """Raise ExportError if weight files or a speech model's feature settings are missing or damaged."""
     hub_id = files.source if "/" in files.source else None
     check_weight_files(files.path, files.family.architecture, hub_id)
     if files.family.feature_config is not None:

@@ -1,4 +1,4 @@
-"""Generation settings of a checkpoint that a bundle can run."""
+"""Generation settings of a checkpoint: those that a bundle can run, and notes on the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_settings", "disable_sampling", "limit_length", "set_max_new_to
 
 
 def disable_sampling(checkpoint: Checkpoint) -> str:
-    """Turn sampling off where a bundle cannot sample as the checkpoint does; returns a note for the user, else ""."""
+    """Turn sampling off if a bundle cannot sample as the checkpoint does. Returns a note for the user, else ""."""
     settings = checkpoint.generation_config
     if settings.get("do_sample") is not True:
         return ""
@@ -44,7 +44,7 @@ def set_max_new_tokens(checkpoint: Checkpoint, max_new_tokens: int) -> None:
 
 
 def limit_length(checkpoint: Checkpoint) -> str:
-    """Lower default lengths beyond the model's positions to those; returns a note of each for the user, else "".
+    """Lower default lengths that exceed the model's positions. Returns a note for the user, else "".
 
     A prompt takes positions, too: for a decoder-only model such a `max_new_tokens` becomes a `max_length`.
     """

@@ -1,4 +1,4 @@
-"""An image processor's settings, and drawn pages to compare a model that reads images with torch on."""
+"""An image processor's settings, and drawn pages for the comparison of an image model with torch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SHAPES = ((90, 700), (400, 300), (64, 64), (233, 517))
 
 
 def check_image(checkpoint: Checkpoint) -> None:
-    """Raise ExportError where an image processor's settings do not match the model's config."""
+    """Raise ExportError if an image processor's settings do not match the model's config."""
     if checkpoint.family.reads_images:
         image_processor(checkpoint)
 
 
 def image_processor(checkpoint: Checkpoint) -> AnyProcessor:
-    """The checkpoint's image processor. Raises ExportError where the model takes images of another size."""
+    """The checkpoint's image processor. Raises ExportError if the model takes images of another size."""
     assert checkpoint.family.image_config is not None
     path, settings = feature_settings(checkpoint.path, checkpoint.family.image_config, IMAGES)
     try:
@@ -57,7 +57,7 @@ def image_processor(checkpoint: Checkpoint) -> AnyProcessor:
 
 
 def _check_patches(processor: PatchProcessor, config: Any, path: Path) -> None:
-    """Raise ExportError where the model takes patches of another size, or has fewer rows and columns."""
+    """Raise ExportError if the model takes patches of another size, or has fewer rows and columns."""
     expected = config.patch_embed_hidden_size
     if (found := processor.width - IDS) != expected:
         raise ExportError(
@@ -73,7 +73,7 @@ def _check_patches(processor: PatchProcessor, config: Any, path: Path) -> None:
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Pages to compare a model on."""
+    """Pages for the comparison of a model."""
 
     rows: tuple[npt.NDArray[np.uint8], ...]
     """B images [rows, columns, 3]"""

@@ -26,7 +26,7 @@ def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) ->
     Returns
     -------
     dict
-        The setting ``lang_to_id``; empty where the model has no languages.
+        The setting ``lang_to_id``; empty if the model has no languages.
     """
     if family.languages is None or tokenizer is None:
         return {}

@@ -1,4 +1,4 @@
-"""Name or path -> checked torch model. Nothing of a checkpoint is trusted before it is checked here.
+"""Name or path -> checked torch model. A checkpoint is checked here before it is trusted.
 
 Only safetensors are read, nothing is unpickled, no code of a checkpoint runs (`trust_remote_code` stays off).
 """
@@ -30,12 +30,12 @@ class Checkpoint:
     source: str
     """hub id, or the name of the folder, without its parents"""
     revision: str | None
-    """commit on the hub, where known"""
+    """commit on the hub, if known"""
     path: Path
     """local folder"""
     family: Family
     model: Any
-    """the family's transformers class in eval mode, float32, with SDPA attention where it has any"""
+    """the family's transformers class in eval mode, float32, with SDPA attention if it has any"""
     config: Any
     """transformers' config of the model"""
     sizes: Sizes
@@ -43,7 +43,7 @@ class Checkpoint:
     """the fields that the checkpoint sets, as JSON values, also those that an old one sets in config.json: the defaults
     of `model.generate`; a translator's languages too"""
     tokenizer: Any | None
-    """transformers' tokenizer; None where the checkpoint ships none"""
+    """transformers' tokenizer; None if the checkpoint ships none"""
 
 
 def load_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:

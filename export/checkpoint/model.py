@@ -129,14 +129,14 @@ def generation_settings(family: Family, model: Any, folder: Path, vocabulary: in
     source = settings_file(folder)
     if source.name == GENERATION_FILE:
         written = read_json(source)
-        # `generate` reads names that are no fields of GenerationConfig too (Whisper's tables), and unknown ones must be
+        # `generate` also reads names outside GenerationConfig (Whisper's tables), and unknown names must be
         # refused. With `_from_model_config`, transformers itself drops them.
         for name, value in {} if written.get("_from_model_config") else written.items():
             if value is not None and name not in METADATA_FIELDS:
                 settings.setdefault(name, value)
     for reason in family.generation_errors(model.generation_config):
         raise ExportError(f"{source}: {reason}")
-    if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt, where old checkpoints have it
+    if getattr(model.config, "forced_decoder_ids", None):  # Whisper's prompt in old checkpoints
         settings.setdefault("forced_decoder_ids", model.config.forced_decoder_ids)
     check_special_ids(source, settings, vocabulary)
     return {name: value for name, value in settings.items() if name not in NOT_ABOUT_TOKENS}

@@ -19,7 +19,7 @@ __all__ = ["PanicError", "panics_as_errors", "quiet_transformers"]
 
 
 class PanicError(RuntimeError):
-    """A panic inside a Rust library, such as tokenizers; the message is that of the panic."""
+    """A panic inside a Rust library, such as tokenizers; the message is the panic's."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def quiet_transformers() -> Iterator[None]:
 def panics_as_errors() -> Iterator[None]:
     """Turn a panic inside a Rust library into PanicError, and drop the report that Rust prints on standard error.
 
-    What is printed there otherwise appears when the block is left. A panic reaches Python as a BaseException, which
+    Other output to standard error appears when the block ends. A panic reaches Python as a BaseException, which
     `except Exception` does not catch; KeyboardInterrupt and SystemExit pass unchanged.
     """
     with _stderr_held_back() as held_back:

@@ -46,7 +46,7 @@ def cached_id(folder: Path) -> str | None:
 
 
 def resolve(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
-    """The local folder of a model, downloaded once where it is on the hub.
+    """The local folder of a model, downloaded once if it is on the hub.
 
     A checkpoint folder in the current folder takes precedence over an alias of the same name, as in transformers.
 
@@ -60,7 +60,7 @@ def resolve(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = DOWN
     Raises
     ------
     ExportError
-        There is no such model, or the hub cannot be reached.
+        The model does not exist, or the hub cannot be reached.
     """
     place = _place(os.fspath(name_or_path))
     return _checked_folder(place) if isinstance(place, Path) else _download(place, patterns)

@@ -40,14 +40,14 @@ CLEAN_UP = (
 
 
 def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
-    """transformers' tokenizer of a checkpoint; None where the folder has no file of one.
+    """transformers' tokenizer of a checkpoint; None if the folder has no file of one.
 
     Parameters
     ----------
     folder
         The checkpoint.
     vocabulary
-        Rows of the source embedding; ids beyond them are an error, but for those of added tokens.
+        Rows of the source embedding; ids beyond them are an error, except for added tokens.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def _reason(folder: Path, error: Exception) -> str:
 
 
 def _sentencepiece_error() -> str:
-    """The reason why sentencepiece's description of its models cannot be imported; "" where it can."""
+    """The reason why sentencepiece's description of its models cannot be imported; "" if it can."""
     try:
         importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception as error:  # protobuf raises a type of its own for a package made for a newer protobuf
@@ -112,9 +112,9 @@ def _sentencepiece_error() -> str:
 
 
 def write_tokenizer(tokenizer: Any | None, folder: Path) -> TokenizerEntry | None:
-    """Save a tokenizer's files for a bundle, and describe them; None where the checkpoint has no tokenizer.
+    """Save a tokenizer's files for a bundle, and describe them; None if the checkpoint has no tokenizer.
 
-    The bundle reads ``tokenizer.json`` without transformers where it yields the same ids and texts as transformers'
+    The bundle reads ``tokenizer.json`` without transformers if it yields the same ids and texts as transformers'
     class on ``TOKENIZER_TEXTS``.
 
     Parameters
@@ -157,7 +157,7 @@ def _save(tokenizer: Any, folder: Path) -> str:
 
 
 def _alone_suffices(tokenizer: Any, file: Path) -> bool:
-    """True where ``tokenizer.json``, read by the tokenizers library, agrees with transformers' class."""
+    """True if ``tokenizer.json``, read by the tokenizers library, agrees with transformers' class."""
     if not file.is_file():
         return False
     alone = Tokenizer.from_file(str(file))

@@ -1,4 +1,4 @@
-"""What a multilingual Whisper is told before it generates: the language and the task, by its generation config."""
+"""The prompt of a multilingual Whisper: the language and the task in its generation config."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def note_of_prompt(settings: Mapping[str, Any], vocabulary: int) -> str:
     lacks = {"lang_to_id": _lacks_language(settings, vocabulary), "task_to_id": lacks_task(settings, vocabulary)}
     if missing := [table for table, is_lacking in lacks.items() if is_lacking and not settings.get(table)]:
         return (
-            f"the generation config of this multilingual Whisper has no {' and no '.join(missing)}, so the model is "
-            "not told language and task, and may write nonsense, in model.generate too; copy generation_config.json "
+            f"the generation config of this multilingual Whisper has no {' and no '.join(missing)}, so the model "
+            "gets no language and task, and may write nonsense, in model.generate too; copy generation_config.json "
             "from the model that it was trained from, and export again"
         )
     if lacks["task_to_id"]:
@@ -52,7 +52,7 @@ def lacks_task(settings: Mapping[str, Any], vocabulary: int) -> bool:
 
 
 def _lacks_language(settings: Mapping[str, Any], vocabulary: int) -> bool:
-    """Return whether a multilingual model neither is told a language nor has languages to choose from."""
+    """Return whether a multilingual model neither gets a language nor has languages to choose from."""
     named = settings.get("language") is not None or _forced(settings)[:1] not in ([], [None])
     return _is_multilingual(settings, vocabulary) and not named and not settings.get("lang_to_id")
 
@@ -62,5 +62,5 @@ def _is_multilingual(settings: Mapping[str, Any], vocabulary: int) -> bool:
 
 
 def _forced(settings: Mapping[str, Any]) -> list[int | None]:
-    """Return the tokens of ``forced_decoder_ids``: the language, None where the model finds it; the task; others."""
+    """Return the tokens of ``forced_decoder_ids``: language (None if the model detects it), task, and others."""
     return [token for _, token in settings.get("forced_decoder_ids") or []]

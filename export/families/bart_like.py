@@ -88,7 +88,7 @@ def bart_weights(config: Any, sizes: Sizes, rows: int, numbers: int = 0) -> Weig
     rows
         Rows of all position tables.
     numbers
-        Numbers in other matrices, which are part of no product with a step's rows.
+        Numbers in other matrices, which no product with a step's rows reads.
     """
     D, square = sizes.D, sizes.D**2
     encoder = int(config.encoder_layers) * (4 * square + 2 * D * int(config.encoder_ffn_dim))

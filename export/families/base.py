@@ -55,7 +55,7 @@ class Family:
     takes_global_tokens: bool = False
     """the encoder has weights for global attention of some tokens"""
     global_tokens: int = 0
-    """the first so many tokens of a source have global attention: an option of an export, rather than a fact"""
+    """number of first tokens of a source that have global attention: an option of an export, rather than a fact"""
     rounds_scores: bool = False
     """transformers rounds the scores of its attention to float32 even in a model of float64"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -78,7 +78,7 @@ class Family:
 
     @property
     def has_whole_source(self) -> bool:
-        """True where sources have one length: windows of audio, or images."""
+        """True if all sources have one length: windows of audio, or images."""
         return self.has_windows or (self.reads_images and not self.takes_patches)
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
@@ -94,20 +94,20 @@ class Family:
         Yields
         ------
         str
-            One clause: the value, what was expected, and the fix where there is one.
+            One clause: the value, what was expected, and the fix if there is one.
         """
         raise NotImplementedError
 
     def generation_errors(self, generation: Any) -> Iterator[str]:
-        """Settings of a model's generation config under which a bundle would give other tokens; clauses as above."""
+        """Settings of a model's generation config that would give a bundle other tokens; clauses as above."""
         yield from ()
 
     def sizes(self, config: Any) -> Sizes:
-        """Sizes in the letters of docs/design.md; those of the decoder where the model has an encoder too."""
+        """Sizes in the letters of docs/design.md; the decoder's if the model has an encoder too."""
         raise NotImplementedError
 
     def convolutions(self, config: Any) -> tuple[Convolution, ...]:
-        """Convolutions that make the encoder's positions of a recording's samples or frames; none where all sources
+        """Convolutions that make the encoder's positions of a recording's samples or frames; none if all sources
         have one length, or are tokens."""
         return ()
 
@@ -120,11 +120,11 @@ class Family:
         raise NotImplementedError
 
     def attention(self, model_class: Any) -> str | None:
-        """transformers' ``attn_implementation`` for the model; None where transformers is to choose it."""
+        """transformers' ``attn_implementation`` for the model; None if transformers chooses it."""
         return "sdpa" if model_class._supports_sdpa else "eager"
 
     def complete(self, model: Any) -> None:
-        """Make what transformers leaves without numbers when it loads a model."""
+        """Compute tensors that transformers leaves uninitialised when it loads a model."""
 
     def attention_interface(self, model: Any) -> AbstractContextManager[None]:
         """Context in which the model's attention goes through transformers' attention interface."""
@@ -161,7 +161,7 @@ MAX_LAYERS = 1000
 
 
 def size_errors(config: Any, names: tuple[str, ...]) -> Iterator[str]:
-    """Clauses for those of the config's sizes that are no integers of at least 1."""
+    """Clauses for the config's sizes that are not integers of at least 1."""
     for name in names:
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -173,14 +173,14 @@ def size_errors(config: Any, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def head_errors(config: Any, width: str, heads: str) -> Iterator[str]:
-    """A clause where the config's ``width`` is not divisible by its ``heads``, both names of fields."""
+    """A clause if the config's ``width`` is not divisible by its ``heads``, both names of fields."""
     D, H = getattr(config, width), getattr(config, heads)
     if D % H:
         yield f"{width} {D} is not divisible by {heads} {H}; correct one of them"
 
 
 def activation_errors(config: Any, name: str) -> Iterator[str]:
-    """A clause where transformers lacks the activation in the config's field ``name``."""
+    """A clause if transformers lacks the activation in the config's field ``name``."""
     value, known = getattr(config, name), known_activations()
     if value not in known:
         yield f"{name} {value!r} is unknown; transformers has {', '.join(known)}"
@@ -194,7 +194,7 @@ def known_activations() -> list[str]:
 
 
 def encoder_decoder_errors(config: Any, architecture: str) -> Iterator[str]:
-    """A clause where the config is not that of an encoder-decoder."""
+    """A clause if the config does not describe an encoder-decoder."""
     if not config.is_encoder_decoder:
         yield f"is_encoder_decoder is false; {architecture} needs both an encoder and a decoder"
 
@@ -213,7 +213,7 @@ def square_sizes(
 ) -> Sizes:
     """Sizes of a decoder whose H heads share its width D.
 
-    ``width``, ``heads`` and ``layers`` are fields of the config, by default those of BART.
+    ``width``, ``heads`` and ``layers`` are fields of the config, by default BART's.
     """
     H, D = int(getattr(config, heads)), int(getattr(config, width))
     return Sizes(
@@ -234,14 +234,14 @@ def square_sizes(
 
 
 def positions_of(length: int, convolutions: tuple[Convolution, ...]) -> int:
-    """Positions that convolutions make of so many samples or frames."""
+    """Number of positions that convolutions make of ``length`` samples or frames."""
     for kernel, stride, padding in convolutions:
         length = (length + 2 * padding - kernel) // stride + 1
     return length
 
 
 def longest_source(positions: int, convolutions: tuple[Convolution, ...]) -> int:
-    """The most samples or frames of which convolutions make so many positions."""
+    """The most samples or frames from which convolutions make ``positions`` positions."""
     for kernel, stride, padding in reversed(convolutions):
         positions = positions * stride + kernel - 2 * padding - 1
     return positions

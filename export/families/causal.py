@@ -32,19 +32,19 @@ class Causal(Family):
     heads: str = "num_attention_heads"
     positions: str = "max_position_embeddings"
     activation: str = "hidden_act"
-    """empty where the family has one alone"""
+    """empty if the family has a single one"""
     rotary: bool = True
     alibi: bool = False
     """positions are biases of the scores by the position of the key (ALiBi)"""
     longest: int | None = None
-    """positions where the config has no number of them"""
+    """positions if the config does not give their number"""
     key_norm: bool = False
     inner: str = "intermediate_size"
-    """the config's field of the width of the feed-forward part; 4 D where it is none"""
+    """the config's field of the width of the feed-forward part; 4 D if the value is None"""
     gated: bool = True
     """the feed-forward part has three matrices, not two"""
     must_be_off: tuple[str, ...] = ()
-    """the config's fields of what no cache supports"""
+    """the config's fields that no cache supports"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         may_be_none = ("head_dim", self.inner, *((self.positions,) if self.longest is not None else ()))
@@ -84,15 +84,15 @@ class Causal(Family):
                 yield f"{name} is {getattr(config, name)!r}; expected none: no cache supports it"
 
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
-        """The config's settings of rotary positions: a dict for each kind of layer, none for what is no dict."""
+        """The config's settings of rotary positions: a dict for each kind of layer, without other values."""
         found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
         return (found,) if isinstance(found, dict) else ()
 
     def length(self, config: Any) -> int:
         """Positions that a sequence has at most.
 
-        RoPE of the kinds ``dynamic`` and ``longrope`` has other angles beyond a length, by that of each run, and keys
-        that are cached keep theirs. Up to that length, which is the bundle's, they are the same for all.
+        Beyond some length, RoPE of the kinds ``dynamic`` and ``longrope`` has angles that depend on the length of each
+        run, and cached keys would keep theirs. Up to that length, which is the bundle's, all runs share the angles.
         """
         count = getattr(config, self.positions, None)
         longest = int(count or self.longest or 0)
@@ -104,7 +104,7 @@ class Causal(Family):
         return longest
 
     def key_bias(self, sizes: Sizes) -> Any:
-        """Biases by the position of the key, float32 [H, sizes.max_target], in torch; None where there are none."""
+        """Biases by the position of the key, a torch tensor float32 [H, sizes.max_target]; None without biases."""
         return None
 
     def key_heads(self, config: Any) -> Any:
@@ -160,7 +160,7 @@ def rope_errors(parameters: dict[str, Any], *, limited: bool = False, head_dim: 
     """Errors of a config's rope_parameters.
 
     ``limited``: no sequence is longer than the one beyond which angles depend on its length (``Causal.length``).
-    ``head_dim``: K where transformers rotates pairs of numbers half a head apart, of which no odd number is made.
+    ``head_dim``: K if transformers rotates pairs of numbers half a head apart, for which K must be even.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -192,7 +192,7 @@ def rope_errors(parameters: dict[str, Any], *, limited: bool = False, head_dim: 
 
 
 def cap_errors(config: Any) -> Iterator[str]:
-    """Clauses for a scale or caps of the scores and logits that are no numbers above 0; there may be no caps."""
+    """Clauses for a scale, or caps of the scores and logits, that are not numbers above 0; caps may be missing."""
     for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
         value = getattr(config, name)
         if not _is_above_zero(value) and (value is not None or name == "query_pre_attn_scalar"):

@@ -17,7 +17,7 @@ COLOURS = 3
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """Facts of a kind of encoder that its config alone does not say."""
+    """Facts of a kind of encoder that its config alone does not state."""
 
     errors: Callable[[Any], Iterator[str]]
     """contradictions in its config, one clause each"""
@@ -74,7 +74,7 @@ def _vit_errors(config: Any) -> Iterator[str]:
 
 
 def _vit(tokens: int) -> ImageEncoder:
-    """A ViT with so many learned positions before those of the patches."""
+    """A ViT with ``tokens`` learned positions before the patches'."""
 
     def positions(config: Any) -> int:
         rows, columns = _grid(config)

@@ -1,4 +1,4 @@
-"""Model types that users of such models ask for and that no family covers: why, and what is nearest."""
+"""Model types that no family covers: why, and the nearest family."""
 
 from __future__ import annotations
 

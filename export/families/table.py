@@ -1,4 +1,4 @@
-"""The model families that can be exported. One that is data alone is an entry here; one with code has a file too."""
+"""The model families that can be exported. A family of data alone is an entry here; one with code also has a file."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ FAMILIES: tuple[Family, ...] = (
     Causal(model_type="gemma", architecture="GemmaForCausalLM"),
     GEMMA2,
     GEMMA3,
-    # SmolLM3 (2025): Llama where the keys of some layers alone are rotated.
+    # SmolLM3 (2025): Llama with rotated keys in some layers alone.
     Causal(model_type="smollm3", architecture="SmolLM3ForCausalLM"),
     # Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023): attention beside a plain feed-forward part, a part
     # of each head rotated.

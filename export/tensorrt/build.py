@@ -112,16 +112,17 @@ def build_engine(
 
 
 def _check_exact(manifest: Manifest, precision: str) -> None:
-    """Raise ExportError if values are made of keys in half precision: the guard measured them in float32 alone."""
+    """Raise ExportError for inverses of weights in half precision, since the guard measured float32 alone."""
     layers = [
         layer.layer
         for layer in manifest.layers
-        if precision != "fp32" and (SOURCE[layer.source].inverts_keys or GENERATED[layer.generated].inverts_keys)
+        if precision != "fp32" and (SOURCE[layer.source].inverts or GENERATED[layer.generated].inverts)
     ]
     if layers:
         raise ExportError(
-            f"layers {', '.join(map(str, layers))} make values of keys, which was measured in float32 alone and seldom "
-            f"holds in {precision}; take --precision fp32, or export the model with --variant el or dedup"
+            f"layers {', '.join(map(str, layers))} read a cache through the inverse of a weight, which was measured in "
+            f"float32 alone and seldom holds in {precision}; take --precision fp32, or export the model with "
+            "--variant el or dedup"
         )
 
 

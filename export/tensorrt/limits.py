@@ -20,10 +20,10 @@ CANDIDATES_A_BEAM, FEWEST_CANDIDATES_A_BEAM = 8, 2
 tokens; at least two."""
 
 MOST_EDGES = 2**31 - 4
-"""Edges of a trie: all that its int32 numbers of nodes allow."""
+"""Most edges of a trie, whose nodes are numbered in int32."""
 
 DEFAULTS = ("num_beams", "max_length", "max_new_tokens")
-"""Generation defaults that limits are made of."""
+"""Generation defaults from which limits are made."""
 
 
 def engine_limits(manifest: Manifest, options: EngineOptions | None = None) -> EngineLimits:

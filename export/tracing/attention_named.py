@@ -1,4 +1,4 @@
-"""The name of an attention in transformers' attention interface, in configs for a while."""
+"""Configs that name an attention of transformers' attention interface, within a context."""
 
 from __future__ import annotations
 

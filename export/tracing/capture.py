@@ -32,7 +32,7 @@ ASSERTIONS = (
 
 
 def capture(module: nn.Module, args: tuple[Tensor, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Capture a module as a program for ``torch.onnx.export``, which decomposes it only where it has to.
+    """Capture a module as a program for ``torch.onnx.export``, which decomposes it only if it has to.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def capture(module: nn.Module, args: tuple[Tensor, ...], dynamic_shapes: Any) ->
     Returns
     -------
     ExportedProgram
-        Where nothing needs torch's decomposition, ``run_decompositions`` returns the program itself.
+        The program; ``run_decompositions`` returns it unchanged if nothing needs torch's decomposition.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _stays(node: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node) -> None:
-    """Make an operator one that has a conversion. It keeps its name, which the program's signature may have."""
+    """Replace an operator by one that has a conversion. It keeps its name, which the program's signature may have."""
     source: Any = node.args[0] if node.args else None
     if node.target in ASSERTIONS:
         node.graph.erase_node(node)

@@ -123,7 +123,7 @@ def _rotations(model: Any, sizes: Sizes) -> tuple[tuple[Any, Any], ...]:
 
 
 def layer_types(config: Any, layers: int) -> Sequence[str]:
-    """Which kind of attention each layer has, as the config names it; empty names where it names none."""
+    """The kind of attention of each layer, as the config names it; empty names if it names none."""
     return getattr(config, "layer_types", None) or [""] * layers
 
 

@@ -9,7 +9,7 @@ The canonical graphs, whose only caches are the past keys and values of self-att
 
 Attention is the standard ``Attention`` operator of opset 23; keys and values are projected inside the graph, for
 cross-attention from ``encoder_hidden_states``, for self-attention from the new token. With two-stream self-attention
-(``families/text/prophetnet.py``), the new token's keys are followed by those of the prediction, and the bias on the
+(``families/text/prophetnet.py``), the new token's keys are followed by the prediction's, and the bias on the
 scores [R, H, 2, T + 2] masks what a stream does not see.
 """
 
@@ -47,7 +47,7 @@ class EncoderStep(nn.Module):
 
 
 class StatesStep(nn.Module):
-    """One decoder step over an explicit past, without any cache of cross-attention; a subclass has the head."""
+    """One decoder step over an explicit past, without a cross-attention cache; a subclass has the head."""
 
     def __init__(self, decoder: nn.Module, positions: PositionLookup) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class ModelStep(nn.Module):
 
 
 def caches_of(past: Sequence[Tensor]) -> EncoderDecoderCache:
-    """transformers' caches from keys and values [R, G, T, K] by layer; that of cross-attention is empty."""
+    """transformers' caches from keys and values [R, G, T, K] by layer; the cross-attention cache is empty."""
     return EncoderDecoderCache(cache_of(past), DynamicCache())
 
 
@@ -195,7 +195,7 @@ def trace_encoder_decoder(encoder: nn.Module, decoder: nn.Module, sizes: Sizes) 
 def trace_encoder(step: nn.Module, sizes: Sizes, positions: int | None = None) -> gs.Graph:
     """Trace ``step(input_ids, attention_mask)``, both int64 [B, N], to states [B, N, D], as wide as the encoder.
 
-    ``positions``: those of the example, at least 2; they may be more than a source has.
+    ``positions``: how many the example has, at least 2; more than a source has are allowed.
     """
     B, N = 3, positions or min(7, sizes.max_source)
     mask = torch.ones((B, N), dtype=torch.long)

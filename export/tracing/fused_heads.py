@@ -17,7 +17,7 @@ __all__ = ["attend_by_heads", "named_interface", "projections", "three_products"
 
 @contextmanager
 def named_interface(model: Any, kind: type[nn.Module]) -> Iterator[None]:
-    """Context in which attentions of a ``kind`` outside the attention interface have a config that names one of it."""
+    """Context in which attentions of class ``kind`` get a config, which names SDPA of the attention interface."""
     with attention_named("sdpa", model.config), patch.object(kind, "config", model.config, create=True):
         yield
 
@@ -67,7 +67,7 @@ def attend_by_heads(
     states : Tensor [B, T, D]
         Its input.
     rotate
-        Rotates queries [B, H, T, K] and keys [B, G, T, K]; None where positions do not.
+        Rotates queries [B, H, T, K] and keys [B, G, T, K]; None without rotary positions.
     past
         transformers' cache, or None.
     mask

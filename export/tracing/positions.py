@@ -44,7 +44,7 @@ class PositionTable(nn.Module):
 
 
 class M2M100Positions(PositionTable):
-    """`M2M100SinusoidalPositionalEmbedding`, where a pad token has no position, and zeros for its embedding."""
+    """`M2M100SinusoidalPositionalEmbedding`, in which a pad token has no position and an embedding of zeros."""
 
     def __init__(self, table: Any) -> None:
         super().__init__(nn.Embedding.from_pretrained(table.weights), table.padding_idx + 1)

@@ -55,7 +55,7 @@ class StepBias(nn.Module):
 
 
 def attentions_with_bias(stack: Any) -> list[Any]:
-    """The self-attentions of a T5 stack that have a bias table: the first alone, or, in UMT5, all."""
+    """The self-attentions of a T5 stack that have a bias table: the first one, or in UMT5 all of them."""
     attentions = [block.layer[0].SelfAttention for block in stack.block]
     return [attention for attention in attentions if attention.has_relative_attention_bias]
 

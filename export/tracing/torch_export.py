@@ -80,7 +80,7 @@ def trace_module(
 def _export(
     module: nn.Module, args: tuple[Tensor, ...], dynamic_shapes: Any, inputs: list[str], outputs: list[str]
 ) -> torch.onnx.ONNXProgram | None:
-    """Export a program that is captured here, which takes half the time; or else the module, where that fails."""
+    """Export a program that is captured here, which takes half the time; if that fails, export the module."""
     names: Any = {"input_names": inputs, "output_names": outputs, "verbose": False, "opset_version": TRACE_OPSET}
     try:
         return torch.onnx.export(capture(module, args, dynamic_shapes), args, dynamo=True, **names)

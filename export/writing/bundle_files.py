@@ -78,7 +78,7 @@ def write_files(
     cache_precision
         "int8" for a source cache of integers; else None.
     weight_threshold
-        Attention probability below which source positions are skipped; 0: none is.
+        Attention probability below which source positions are skipped; 0 skips none.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def write_files(
 def _copied_settings(checkpoint: Checkpoint, name: str | None, part: str, folder: Path) -> FileEntry | None:
     """Write a checkpoint's settings of features or images as the file ``name`` of a bundle's folder, and describe it.
 
-    ``part`` is their name in the file of the processor. None where the family has no such settings.
+    ``part`` is their name in the file of the processor. None if the family has no such settings.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""The time that a bundle says it was made at."""
+"""The time of a bundle's creation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TIME = "SOURCE_DATE_EPOCH"
 
 
 def creation_time() -> str:
-    """The present moment in UTC, or that of ``SOURCE_DATE_EPOCH``. Raises ExportError where that is no time."""
+    """The present time in UTC, or the time in ``SOURCE_DATE_EPOCH``. Raises ExportError if that is not a time."""
     seconds = os.environ.get(TIME)
     try:
         now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
     except (ValueError, OverflowError, OSError):
-        raise ExportError(f"{TIME}={seconds!r} is no time; expected seconds since 1970, or unset it") from None
+        raise ExportError(f"{TIME}={seconds!r} is not a time; expected seconds since 1970, or unset it") from None
     return f"{now:%Y-%m-%dT%H:%M:%SZ}"

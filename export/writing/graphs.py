@@ -138,7 +138,7 @@ def read_graphs(bundle: Bundle) -> ModelGraphs:
     Raises
     ------
     BundleError
-        A file is no ONNX graph over the bundle's weights.
+        A file is not an ONNX graph over the bundle's weights.
     """
     manifest = bundle.manifest
     weights = np.memmap(bundle.file(manifest.weights), np.uint8, mode="r") if manifest.weights.bytes else None

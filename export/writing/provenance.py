@@ -15,7 +15,7 @@ PACKAGES = ("tightbeam", "torch", "transformers", "onnx", "onnxruntime")
 
 
 def provenance_of(checkpoint: Checkpoint) -> Provenance:
-    """The origin of a bundle that is made now. Raises ExportError where ``SOURCE_DATE_EPOCH`` is no time."""
+    """The origin of a bundle that is made now. Raises ExportError if ``SOURCE_DATE_EPOCH`` is not a time."""
     return Provenance(
         source=checkpoint.source,
         revision=checkpoint.revision,
@@ -25,7 +25,7 @@ def provenance_of(checkpoint: Checkpoint) -> Provenance:
 
 
 def _version(package: str) -> str:
-    """The version of a package; of the module where a distribution of another name, onnxruntime-gpu, brings it."""
+    """The version of a package; of the module, if a distribution of another name (onnxruntime-gpu) installs it."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Kinds of cache: their bytes, cost and algebra; one file a kind in ``source`` and ``generated``."""
+"""Kinds of cache: their bytes, cost and algebra; a file a kind in ``source`` and ``generated``."""

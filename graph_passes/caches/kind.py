@@ -83,8 +83,8 @@ class SourceKind:
     """what is cached in place of keys and values; the guard measures it. None for keys and values themselves"""
     safer: str = ""
     """the kind that replaces this one in a layer where it is not exact enough; with ``one_matrix``"""
-    inverts_keys: bool = False
-    """values are made of keys by a right inverse, which half precision seldom bears"""
+    inverts: bool = False
+    """keys or values are made by the right inverse of a weight, which half precision seldom bears"""
     refusal: Refusal = lambda sizes: ""
 
     def layer_pass(self, *, decoder_only: bool) -> LayerPass:
@@ -111,7 +111,7 @@ class GeneratedKind:
     """as in ``SourceKind``"""
     safer: str = ""
     """as in ``SourceKind``"""
-    inverts_keys: bool = False
+    inverts: bool = False
     """as in ``SourceKind``"""
     refusal: Refusal = lambda sizes: ""
 

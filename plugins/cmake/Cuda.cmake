@@ -1,4 +1,4 @@
-# libtightbeam_cuda.so.
+# The library libtightbeam_cuda.so.
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
   message(FATAL_ERROR "tightbeam: TIGHTBEAM_CUDA=ON, but there is no nvcc; name it: -DCMAKE_CUDA_COMPILER=/path/to/nvcc "
@@ -8,7 +8,8 @@ set(CMAKE_CUDA_ARCHITECTURES 80)  # for CMake's own checks of nvcc
 enable_language(CUDA)
 set(CMAKE_CUDA_ARCHITECTURES ${TIGHTBEAM_CUDA_ARCHITECTURES})
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8 AND CMAKE_CUDA_ARCHITECTURES MATCHES 120)
-  message(STATUS "tightbeam: nvcc ${CMAKE_CUDA_COMPILER_VERSION} has no sm_100 and sm_120 (12.8 has), so PTX of sm_90 is used in their place")
+  message(STATUS "tightbeam: nvcc ${CMAKE_CUDA_COMPILER_VERSION} does not know sm_100 and sm_120 (12.8 does), "
+    "so these GPUs get PTX of sm_90")
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90)
 endif()
 find_package(CUDAToolkit REQUIRED)
@@ -24,8 +25,8 @@ if(TIGHTBEAM_WERROR)
   target_compile_options(tightbeam_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>)
 endif()
-# The CUDA runtime goes into the library: it then needs nothing but the driver, whatever runtime the process has.
-# TIGHTBEAM_SHARED_CUDA_RUNTIME leaves it outside, for tests that put something else in its place.
+# The CUDA runtime is linked into the library, which then needs only the driver, beside any runtime of the process.
+# TIGHTBEAM_SHARED_CUDA_RUNTIME links it dynamically, for tests that replace it.
 set_target_properties(tightbeam_cuda PROPERTIES
   CUDA_RUNTIME_LIBRARY $<IF:$<BOOL:${TIGHTBEAM_SHARED_CUDA_RUNTIME}>,Shared,Static>)
 target_link_libraries(tightbeam_cuda PRIVATE Threads::Threads

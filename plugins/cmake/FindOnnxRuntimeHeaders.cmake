@@ -1,10 +1,11 @@
-# Finds the folder of onnxruntime_c_api.h: ONNXRUNTIME_INCLUDE_DIR and OnnxRuntimeHeaders_FOUND.
+# Finds the folder of onnxruntime_c_api.h, and sets ONNXRUNTIME_INCLUDE_DIR and OnnxRuntimeHeaders_FOUND.
 #
-# In this order: ONNXRUNTIME_INCLUDE_DIR as given; the system (CMAKE_PREFIX_PATH, pkg-config, /usr/include/onnxruntime);
-# what fetch_headers.py fetches, unless TIGHTBEAM_FETCH_HEADERS is OFF. No Python package has the headers.
+# It is ONNXRUNTIME_INCLUDE_DIR if that is given, else the system's folder (CMAKE_PREFIX_PATH, pkg-config,
+# /usr/include/onnxruntime), else the folder that fetch_headers.py makes, unless TIGHTBEAM_FETCH_HEADERS is OFF. No
+# Python package has the headers.
 set(oldest_api 18)  # ORT_API of onnxruntime/adapter.h
 
-# The API's version that a folder's header describes, 0 if it has none.
+# The version of the API in a folder's header; 0 if the header is missing.
 function(header_api folder result)
   set(${result} 0 PARENT_SCOPE)
   if(EXISTS "${folder}/onnxruntime_c_api.h")
@@ -39,7 +40,7 @@ else()
         set(ONNXRUNTIME_INCLUDE_DIR "")
       endif()
     else()
-      message(STATUS "tightbeam: no Python to fetch ONNX Runtime's headers with")
+      message(STATUS "tightbeam: Python is missing, so ONNX Runtime's headers are not fetched")
     endif()
   endif()
 endif()

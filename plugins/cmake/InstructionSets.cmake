@@ -1,12 +1,12 @@
-# A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline") and on x86-64
-# for AVX2 with FMA ("v3") and AVX-512 ("v4"); quantized_kernels.cpp also for both with VNNI. It is given TIGHTBEAM_ISA,
-# one of these names, and TIGHTBEAM_LANES, the number of floats in a register; kernels/cpu/instruction_sets.h finds
-# the best one of a machine when the library is loaded.
+# A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline"), and on x86-64
+# for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for both with VNNI. Each file
+# gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats in a register.
+# kernels/cpu/instruction_sets.h finds the machine's best set when a kernel first runs.
 #
-# An inline function or a template of a common header that such a file uses, and that the compiler does not inline,
-# becomes a weak symbol that the linker keeps one copy of: an AVX-512 copy in code meant for every processor would be an
-# illegal instruction there. So these files define nothing with external linkage but what is named after its set, and
-# tests/plugins/test_build.py fails where one of their objects has a weak symbol.
+# If such a file uses an inline function or a template of a common header, and the compiler does not inline it, it
+# becomes a weak symbol, of which the linker keeps one copy. An AVX-512 copy would be an illegal instruction on older
+# processors. So in these files only names that end with the set have external linkage. tests/plugins/test_build.py
+# checks that their objects have no weak symbol.
 set(levels baseline)
 set(baseline_options "")
 set(baseline_lanes 4)
@@ -23,9 +23,9 @@ set(v3_vnni_lanes 8)
 set(v4_vnni_options ${v4_options} -mavx512vnni)
 set(v4_vnni_lanes 16)
 
-# Contraction to FMA, and neither errno nor floating point traps: what vectors need. Sums keep their order.
+# Vectors need contraction to FMA, and neither errno nor floating-point traps. Sums keep their order.
 set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
-# Quantised products are the same on every processor, so nothing is contracted there.
+# Quantised products must be the same on every processor, so they are not contracted.
 set_source_files_properties(kernels/cpu/quantized_kernels.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 set(kernel_objects "")

@@ -1,11 +1,12 @@
-# libtightbeam_tensorrt.so: how the operators' CUDA kernels are launched, for the plugins of plugins/tensorrt. Needs nothing but a C++ compiler: the kernels are compiled where they run.
+# The library libtightbeam_tensorrt.so plans the launches of the operators' CUDA kernels, for the plugins of
+# plugins/tensorrt. It needs only a C++ compiler, since the kernels are compiled on the machine that runs them.
 add_library(tightbeam_tensorrt MODULE tensorrt/library.cpp kernels/operator.cpp kernels/older_libstdcxx.cpp
   ${CMAKE_CURRENT_BINARY_DIR}/generated/operators.cpp)
 install(TARGETS tightbeam_tensorrt LIBRARY DESTINATION tightbeam/plugins/lib)
 
-# TensorRT-RTX's parser looks for libtensorrt_rtx.so when it meets a plugin, and its wheels have libtensorrt_rtx.so.1
-# alone: the process is aborted. An empty library of that name, loaded first, leads to the real one. The one it is linked
-# with here has only the real one's name; at run time the real one, which has been loaded by then, takes its place.
+# When TensorRT-RTX's parser meets a plugin, it loads libtensorrt_rtx.so, but its wheels have only libtensorrt_rtx.so.1,
+# so the process is aborted. An empty library with the first name, loaded before, leads to the real one. It is linked
+# with a stand-in that has the real library's name; the real one is loaded by then, and takes the stand-in's place.
 if(UNIX AND NOT APPLE)
   file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
   add_library(tensorrt_rtx_stand_in SHARED ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)

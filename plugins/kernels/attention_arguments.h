@@ -1,4 +1,4 @@
-// Arguments that the attention operators share, out of a call.
+// Arguments that the attention operators share, and how a call fills them.
 #pragma once
 
 #include <cfloat>
@@ -20,7 +20,7 @@ inline void check_pair(const Call& call, const char* one, const char* other) {
     call.fail(std::string("has one of ") + one + " and " + other + ", expected both or none");
 }
 
-// The attribute of the source attentions; see plugins/ops/source_attention/__init__.py.
+// The attribute weight_threshold of attention over a source; see plugins/ops/source_attention/__init__.py.
 inline float weight_threshold(const Call& call) {
   const float threshold = call.float_attribute("weight_threshold");
   if (!(threshold >= 0 && threshold < 1))
@@ -28,7 +28,7 @@ inline float weight_threshold(const Call& call) {
   return threshold;
 }
 
-// The attribute of the attentions; see plugins/ops/_softmax.py.
+// The attribute softcap of attention; see plugins/ops/_softmax.py.
 inline float softcap(const Call& call) {
   const float softcap = call.float_attribute("softcap");
   if (!(softcap >= 0 && softcap <= FLT_MAX))
@@ -36,7 +36,7 @@ inline float softcap(const Call& call) {
   return softcap;
 }
 
-// Sizes, scale, cap, threshold, query, mask, bias and outputs of the attentions over a source.
+// Fills in what all operators with attention over a source have: sizes, attributes, query, mask, bias and outputs.
 template <class Arguments>
 void fill_source(const Call& call, Arguments& arguments) {
   using Float = std::remove_const_t<std::remove_pointer_t<decltype(arguments.query)>>;
@@ -55,13 +55,14 @@ void fill_source(const Call& call, Arguments& arguments) {
   arguments.key_bias = call.input<float>("key_bias");
   arguments.key_bias_positions = call.size("Y");
   if (call.has("key_bias") && arguments.key_bias_positions < arguments.N)
-    call.fail("key_bias is for " + std::to_string(arguments.key_bias_positions) + " positions, expected the " +
-              std::to_string(arguments.N) + " of the source at least");
+    call.fail("key_bias is for " + std::to_string(arguments.key_bias_positions) + " positions, expected at least the " +
+              std::to_string(arguments.N) + " of the source");
   arguments.output = call.output<Float>("output");
   arguments.lse = call.output<float>("lse");
 }
 
-// Sums over a row of the keys, and over positions, are those of products of bytes, 127 x 128 at most, in 32 bits.
+// Checks that the sums over a key's numbers and over positions fit 32 bits. Each term is a product of two bytes, at
+// most 127 x 128.
 inline void check_sums_of_bytes(const Call& call) {
   constexpr int MOST = 1 << 17;
   for (const char* letter : {"N", "K"})
@@ -70,15 +71,16 @@ inline void check_sums_of_bytes(const Call& call) {
                 std::to_string(MOST) + ": sums of integers would not fit 32 bits; take a float source cache");
 }
 
-// Numbers of a key head, K wide, that are rotated: 0 without a rotation.
+// How many of a key head's K numbers are rotated; 0 without a rotation.
 inline int rotated_numbers(const Call& call, int K) {
   const int numbers = 2 * call.size("X");
   if (numbers > K)
-    call.fail("cosines rotate " + std::to_string(numbers) + " numbers, a key head has " + std::to_string(K));
+    call.fail("cosines rotate " + std::to_string(numbers) + " numbers, expected at most the " + std::to_string(K) +
+              " of a key head");
   return numbers;
 }
 
-// Sizes, beams, positions, rotation, bias and prefix of BeamAttention and BeamLatentAttention.
+// Fills in what BeamAttention and BeamLatentAttention share: sizes, attributes, history, rotation, bias and prefix.
 template <class Float, class Arguments>
 void fill_history(const Call& call, Arguments& arguments) {
   check_pair(call, "cosines", "sines");
@@ -102,7 +104,8 @@ void fill_history(const Call& call, Arguments& arguments) {
   arguments.bias_heads = by_row || call.has("distance_bias") ? arguments.H : 0;
   arguments.bias_distances = call.size("Y");
   if (static_cast<int64_t>(arguments.bias_heads) * arguments.bias_distances > INT_MAX)
-    call.fail("has more biases for a row than an int counts");
+    call.fail("has " + std::to_string(static_cast<int64_t>(arguments.bias_heads) * arguments.bias_distances) +
+              " biases for a row, expected at most " + std::to_string(INT_MAX));
   arguments.bias_row_stride = by_row ? arguments.bias_heads * arguments.bias_distances : 0;
   arguments.scale = call.float_attribute("scale");
   arguments.softcap = softcap(call);

@@ -1,4 +1,4 @@
-// The 16-bit float types as the CPU kernels see them: bits in memory. CUDA sources use __half and __nv_bfloat16.
+// The 16-bit float types of the CPU kernels, as bits in memory. CUDA sources use __half and __nv_bfloat16.
 #pragma once
 
 #include <cstdint>

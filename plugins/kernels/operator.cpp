@@ -16,7 +16,7 @@ std::string shape_text(const std::vector<int64_t>& sizes) {
   return text + "]";
 }
 
-// -1 where a letter of it is unknown.
+// The size of a dimension; -1 if one of its letters is unknown.
 int64_t evaluate(const Dimension& dimension, const std::vector<int64_t>& sizes) {
   int64_t sum = 0;
   for (const Term& term : dimension) {
@@ -101,7 +101,7 @@ int Operator::output(const char* name) const {
   throw OperatorError{std::string(this->name) + ": its table has no output " + name};
 }
 
-// Finds the one unknown letter of a dimension, if it has exactly one. True if it was found.
+// Finds the unknown letter of a dimension if it has exactly one. Returns true if it was found.
 bool Operator::solve(const Input& input, const KnownShape& shape, size_t index, std::vector<int64_t>& sizes) const {
   int unknown = -1;
   for (const Term& term : input.dimensions[index]) {
@@ -112,7 +112,7 @@ bool Operator::solve(const Input& input, const KnownShape& shape, size_t index, 
     }
   }
   if (unknown < 0) return false;
-  // Linear in the unknown: its value is (size - value at 0) / (value at 1 - value at 0).
+  // The dimension is linear in the letter, which is (size - dimension at 0) / (dimension at 1 - dimension at 0).
   sizes[unknown] = 0;
   const int64_t rest = evaluate(input.dimensions[index], sizes);
   sizes[unknown] = 1;

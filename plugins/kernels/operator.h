@@ -1,8 +1,8 @@
-// An operator's table for every runtime: names, types, shapes by letters, and the checks that follow.
+// An operator's table for every runtime: names, types and shapes in letters, and the checks that follow from them.
 //
 // The tables are generated from the declarations in plugins/ops/<op>/__init__.py (plugins/schema.py) when the libraries
-// are built. Each letter is found from the shapes of a call (also inside a product, once the other letters are known),
-// and every other shape with the letter must agree. A letter is at least 1 unless it is in `may_be_zero`.
+// are built. The size of a letter follows from a shape of a call (in a product or a sum, once the other letters are
+// known), and every other shape with the letter must agree. A size is at least 1 unless the letter is in `may_be_zero`.
 #pragma once
 
 #include <climits>
@@ -15,10 +15,10 @@
 
 namespace tightbeam {
 
-// Float: the type that the operator is asked to run in, float32, float16 or bfloat16.
+// Float stands for a node's float type: float32, float16 or bfloat16.
 enum class Element { Float, float32, int8, uint8, int32, int64, boolean };
 
-// A sum of products of letters (by their index in Operator::letters) and a number.
+// A product of a number and letters, which are indices in Operator::letters. A dimension is a sum of such terms.
 struct Term {
   int64_t factor = 1;
   std::vector<int> letters;
@@ -39,15 +39,15 @@ struct Input {
   const char* shape;
   bool is_optional = false;
   bool is_scalar = false;        // one number, of shape [] or [1]; stays in CPU memory under every provider
-  const char* letter = nullptr;  // of a scalar: the size that its value is
-  const char* most = nullptr;    // and the letter that bounds it
+  const char* letter = nullptr;  // of a scalar whose value is a size: the letter of that size
+  const char* most = nullptr;    // and the letter whose size bounds it
   std::vector<Dimension> dimensions;
 };
 
 struct Scalar : Input {
   Scalar(const char* name, Element type) : Input(name, type, "") { is_scalar = true; }
 
-  // An int64 whose value is the size of a letter in output shapes, and at most the size of another letter.
+  // An int64 whose value is the size of a letter in output shapes, and at most another letter's size.
   Scalar gives(const char* letter, const char* most) const {
     Scalar scalar = *this;
     scalar.letter = letter;
@@ -65,14 +65,14 @@ struct Output {
     return output;
   }
 
-  // May be given the input's memory; the kernel serves both ways.
+  // The output may share the input's memory. The kernel accepts shared and separate memory.
   Output reuses(const char* input) const {
     Output output = *this;
     output.input = input;
     return output;
   }
 
-  // The input with some of it overwritten: in place where input and output share memory, else copied over first.
+  // The output is a new version of the input: written in place if both share memory, else copied first.
   Output updates(const char* input) const {
     Output output = reuses(input);
     output.starts_as_copy = true;
@@ -102,28 +102,28 @@ struct Attribute {
   double value;
 };
 
-// Input or output as far as it is known: at run time all of it, while a model is loaded perhaps only some dimensions.
+// An input as far as it is known: all of it at run time, and perhaps only some dimensions while a model is loaded.
 struct KnownShape {
   bool present = false;
   bool has_rank = false;
   std::vector<int64_t> sizes;      // -1: unknown
-  const int64_t* value = nullptr;  // of a scalar that gives a size, once it is known
+  const int64_t* value = nullptr;  // of a scalar that gives a size, if it is known
 };
 
 struct Operator {
   Operator(const char* name, std::vector<Input> inputs, std::vector<Output> outputs, std::vector<Attribute> attributes,
            const char* may_be_zero = "");
 
-  // Finds the size of every letter (-1: unknown yet). Raises OperatorError where shapes contradict.
+  // Finds the size of every letter; -1 if it is unknown. Raises OperatorError if shapes contradict one another.
   std::vector<int64_t> sizes(const std::vector<KnownShape>& inputs) const;
 
-  // -1 for what is unknown.
+  // The shape of an output; -1 for unknown sizes.
   std::vector<int64_t> output_shape(size_t output, const std::vector<int64_t>& sizes) const;
 
-  // Input and dimension that are written exactly as this one of an output; {-1, -1} if there is none.
+  // The input and its dimension that are written exactly like a dimension of an output; {-1, -1} if none is.
   std::pair<int, int> same_dimension(size_t output, size_t dimension) const;
 
-  // True where nodes differ in their float type.
+  // True if an input has the node's float type.
   bool has_float_type() const;
 
   int letter(const char* name) const;
@@ -144,13 +144,13 @@ struct Operator {
   void verify(const Input& input, const KnownShape& shape, const std::vector<int64_t>& sizes) const;
 };
 
-// One call of an operator: everything that its arguments are filled from, by name.
+// A call of an operator, from which its arguments are filled by name.
 struct Call {
   explicit Call(const Operator& op) : op(op) {}
 
   [[noreturn]] void fail(const std::string& what) const { throw OperatorError{std::string(op.name) + ": " + what}; }
 
-  // A letter's size as a kernel takes it; 0 where only missing inputs have it.
+  // A letter's size as an int; 0 if only missing inputs have the letter.
   int size(const char* letter) const {
     const int64_t size = sizes[op.letter(letter)];
     if (size > INT_MAX) fail(std::string(letter) + " is " + std::to_string(size) + ", more than an int holds");
@@ -159,13 +159,13 @@ struct Call {
 
   bool has(const char* input) const { return inputs[op.input(input)].present; }
 
-  // Null where an optional input is missing.
+  // Null if an optional input is missing.
   template <class T>
   const T* input(const char* name) const {
     return inputs[op.input(name)].as<T>();
   }
 
-  // Null where an optional output is not wanted.
+  // Null if an optional output is not wanted.
   template <class T>
   T* output(const char* name) const {
     return static_cast<T*>(outputs[op.output(name)]);
@@ -191,7 +191,7 @@ struct Call {
   }
 
   const Operator& op;
-  bool scalars_on_device = false;  // then `scalar` may not be called; those that give a size are in `sizes` alone
+  bool scalars_on_device = false;  // then `scalar` must not be called; scalars that give a size are in `sizes`
   std::vector<Tensor> inputs;
   std::vector<void*> outputs;
   std::vector<double> attributes;

@@ -1,4 +1,4 @@
-// A tensor as the adapters hand it to an operator: name, type, shape, data. Nothing of any runtime.
+// A tensor as the adapters pass it to an operator, independent of any runtime: name, type, shape, data.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct Tensor {
   const char* name = "";
   Type type = Type::float32;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // null, and an empty shape, where an optional input is missing
+  const void* data = nullptr;  // null, with an empty shape, if an optional input is missing
   bool present = false;
 
   template <class T>
@@ -35,7 +35,7 @@ struct Tensor {
   }
 };
 
-// Raised by an operator's checks and kernels; the message names operator, tensor, what was expected and what came.
+// The exception of operators' checks and kernels. Its message names operator and tensor, what was found and expected.
 struct OperatorError {
   std::string message;
 };

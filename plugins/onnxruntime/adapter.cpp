@@ -11,7 +11,7 @@
 namespace tightbeam {
 namespace {
 
-// The state of a node between its runs.
+// The state of a node between runs.
 struct Node {
   const CustomOperator& op;
   const OrtApi& api;
@@ -52,7 +52,7 @@ Type tensor_type(ONNXTensorElementDataType type) {
   }
 }
 
-// Nothing may escape into the runtime, which is C to us: every callback's body runs inside this.
+// Runs the body of a callback. No exception may reach the runtime, whose interface is C.
 template <class Body>
 OrtStatus* guarded(const OrtApi& api, const char* op, const Body& body) noexcept {
   try {
@@ -87,7 +87,7 @@ std::vector<int64_t> dimensions(const OrtApi& api, const OrtTensorTypeAndShapeIn
 
 // ---- a node is made ----
 
-// An attribute as the runtime reports it: a null status where it has that type.
+// An attribute as the runtime reports it. It has the types for which the runtime returns no error.
 struct FoundAttribute {
   bool is_float, is_int;
   float number;
@@ -99,7 +99,7 @@ double attribute_value(const char* op, const Attribute& wanted, const FoundAttri
     throw OperatorError{std::string(op) + ": attribute " + wanted.name + what};
   };
   if (wanted.is_int ? found.is_float : found.is_int)
-    return fail(wanted.is_int ? " must be an int" : " must be a float");
+    return fail(wanted.is_int ? " is a float, expected an int" : " is an int, expected a float");
   if (found.is_float) return found.number;
   if (found.is_int) return static_cast<double>(found.integer);
   return wanted.is_required ? fail(" is missing") : wanted.value;
@@ -184,12 +184,12 @@ OrtStatus* ORT_API_CALL run_node(void* pointer, OrtKernelContext* context) noexc
 
 // ---- a model is loaded ----
 
-const OrtApi* runtime = nullptr;  // of the last registration; shape inference is not given one
+const OrtApi* runtime = nullptr;  // of the last registration: shape inference gets no API
 
 struct Symbols {
   KnownShape shape;
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  std::vector<const char*> names;  // empty strings where a size is known or nothing is
+  std::vector<const char*> names;  // empty if a size is known, or has no name
 };
 
 Symbols known_shape(const OrtApi& api, const OrtShapeInferContext* context, size_t index) {
@@ -202,13 +202,14 @@ Symbols known_shape(const OrtApi& api, const OrtShapeInferContext* context, size
   check(api.GetTensorElementType(info, &known.type));
   if (known.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED) return {};  // an optional input that is missing
   known.shape = {true, true, dimensions(api, info), nullptr};
-  known.shape.has_rank = !known.shape.sizes.empty();  // the API reports a scalar and an unknown rank alike
+  known.shape.has_rank =
+      !known.shape.sizes.empty();  // the API reports an empty shape for scalars and for unknown ranks
   known.names.resize(known.shape.sizes.size(), "");
   if (known.shape.has_rank) check(api.GetSymbolicDimensions(info, known.names.data(), known.names.size()));
   return known;
 }
 
-// Sets an output's shape where each dimension is known by number or by name; the API has no other unknown.
+// Sets an output's shape if each dimension has a number or a name. The API has no other unknown dimensions.
 void infer_shape(const OrtApi& api, OrtShapeInferContext* context, const CustomOperator& custom, size_t output,
                  const std::vector<Symbols>& inputs, const std::vector<int64_t>& sizes,
                  ONNXTensorElementDataType float_type) {
@@ -229,13 +230,13 @@ void infer_shape(const OrtApi& api, OrtShapeInferContext* context, const CustomO
   check(api.ShapeInferContext_SetOutputTypeShape(context, output, made));
 }
 
-// Errors are reported when the node runs: the runtime drops (and leaks) a status from here.
+// Errors are reported when the node runs, since the runtime drops (and leaks) a status from here.
 OrtStatus* ORT_API_CALL infer_shapes(const OrtCustomOp* op, OrtShapeInferContext* context) noexcept {
   const CustomOperator& custom = self(op);
   runtime->ReleaseStatus(guarded(*runtime, custom.table.name, [&] {
     std::vector<Symbols> inputs;
     std::vector<KnownShape> shapes;
-    // The runtime calls the first of the operators of one name, whatever the node's type.
+    // The runtime calls the first operator of a name, for nodes of every float type.
     ONNXTensorElementDataType float_type = custom.float_type;
     for (size_t i = 0; i < custom.table.inputs.size(); ++i) {
       inputs.push_back(known_shape(*runtime, context, i));
@@ -249,7 +250,7 @@ OrtStatus* ORT_API_CALL infer_shapes(const OrtCustomOp* op, OrtShapeInferContext
   return nullptr;
 }
 
-// Runtimes before this one read through a null pointer to infer shapes of a node that lacks an optional input.
+// Earlier runtimes dereference a null pointer when they infer shapes of a node without an optional input.
 constexpr int OPTIONAL_INPUTS_INFERRED = 25;
 
 bool has_optional_input(const Operator& table) {
@@ -317,7 +318,7 @@ size_t shared_memory(const Operator& table, int** inputs, int** outputs) {
   const auto shares = [](const Output& output) { return output.input != nullptr; };
   const auto count = static_cast<size_t>(std::count_if(table.outputs.begin(), table.outputs.end(), shares));
   *inputs = *outputs = nullptr;
-  if (count == 0) return 0;  // the runtime would not release empty ones
+  if (count == 0) return 0;  // the runtime would not release empty arrays
   *inputs = new int[count];
   *outputs = new int[count];
   for (size_t i = 0, pair = 0; i < table.outputs.size(); ++i) {
@@ -364,7 +365,7 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     runtime = api;
-    static const Domain domain(*api, base->GetVersionString(), add_all);  // sessions point into it, so it stays
+    static const Domain domain(*api, base->GetVersionString(), add_all);  // never destroyed, since sessions point to it
     check(api->AddCustomOpDomain(options, domain.domain));
   });
 }

@@ -1,6 +1,6 @@
-// An operator's table as custom operators of ONNX Runtime, one for each float type.
+// The adapter that makes an operator's table into custom operators of ONNX Runtime, one for each float type.
 //
-// cpu.cpp and cuda.cpp give the adapter a struct for each operator, with the table and the call of the kernel:
+// cpu.cpp gives it a struct for each operator, with the table and the call of the kernel (cuda.cpp has a similar one):
 //
 //   struct Kernel {
 //     static const Operator& table();
@@ -25,25 +25,25 @@
 
 namespace tightbeam {
 
-// The oldest API with all that is used here: in-place outputs (GetMayInplace) came with it. One library serves every
-// runtime from 1.18 on; what later headers append to OrtCustomOp is ignored by a runtime that reads this number.
+// The oldest API with all that is used here; it brought in-place outputs (GetMayInplace). One library works in every
+// runtime from 1.18 on: a runtime that reads this number ignores what later headers append to OrtCustomOp.
 constexpr uint32_t ORT_API = 18;
 
 using Run = void (*)(Call& call, const OrtApi& api, OrtKernelContext* context);
 
-// One custom operator. OrtCustomOp is the first base, so that a callback's pointer is the object's own.
+// A custom operator. OrtCustomOp is its first base, so that a callback's pointer is also the object's pointer.
 struct CustomOperator : OrtCustomOp {
   CustomOperator(const Operator& table, ONNXTensorElementDataType type, const char* provider, Run run);
 
   const Operator& table;
   ONNXTensorElementDataType float_type;
-  const char* provider;  // nullptr: the CPU
+  const char* provider;  // null for the CPU
   Run run;
 };
 
 using Operators = std::vector<std::unique_ptr<CustomOperator>>;
 
-// Raised for a failed call of the API; holds its status.
+// The exception for a failed call of the API.
 struct ApiError {
   OrtStatus* status;
 };
@@ -52,22 +52,22 @@ inline void check(OrtStatus* status) {
   if (status != nullptr) throw ApiError{status};
 }
 
-// ONNX Runtime's own threads; only valid while a kernel runs.
+// ONNX Runtime's own threads. The object is valid only while a kernel runs.
 class RuntimeThreads final : public Parallel {
  public:
   RuntimeThreads(const OrtApi& api, const OrtKernelContext* context) : api_(api), context_(context) {}
 
  private:
   void share_out(size_t count, void (*item)(void*, size_t), void* shared) const override {
-    check(api_.KernelContext_ParallelFor(context_, item, count, 0, shared));  // 0: the next free thread takes an item
+    check(api_.KernelContext_ParallelFor(context_, item, count, 0, shared));  // 0: a free thread takes the next item
   }
 
   const OrtApi& api_;
   const OrtKernelContext* context_;
 };
 
-// Pairs of output and input that may share memory. The API's callback for them has no argument that identifies the
-// operator.
+// Lists the pairs of input and output that may share memory. The API's callback for it has no argument that identifies
+// the operator, hence the template below.
 size_t shared_memory(const Operator& table, int** inputs, int** outputs);
 
 template <class Kernel>
@@ -81,7 +81,7 @@ struct Copy {
   size_t bytes;
 };
 
-// The copies that `updates` requires where the runtime has not given input and output one buffer.
+// The copies for outputs that update an input, if the runtime has given the two different buffers.
 std::vector<Copy> copies(const Call& call);
 
 void copy_updated(const Call& call, const Parallel& parallel);
@@ -93,7 +93,8 @@ void run_on_cpu(Call& call, const OrtApi& api, OrtKernelContext* context) {
   Kernel::template run<Float>(call, threads);
 }
 
-// True where the operator has a kernel for a float type; float always has one, which is given the others widened.
+// True if the operator has a kernel for a float type. Every operator has one for float; other types may be widened to
+// it.
 template <class Kernel, class Float, class = void>
 constexpr bool has_kernel = false;
 template <class Kernel, class Float>
@@ -125,11 +126,11 @@ void add_cpu_operator(Operators& operators) {
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, run_or_widen<Kernel, BFloat16>);
 }
 
-// Add the custom operators of one provider: cpu.cpp, and cuda.cpp, which only the CUDA library is linked with.
+// Add the custom operators of a provider. cuda.cpp has the second function, which is linked only into the CUDA library.
 void add_cpu_operators(Operators& operators);
 void add_cuda_operators(Operators& operators);
 
-// Adds the operators to a session's options under domain "tightbeam"; called by RegisterCustomOps of each library.
+// Adds the operators to a session's options in domain "tightbeam". Each library's RegisterCustomOps calls it.
 OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base, void (*add_all)(Operators&));
 
 }  // namespace tightbeam

@@ -6,7 +6,7 @@
 namespace tightbeam {
 namespace {
 
-// `run` is there for the float types that the operator's kernel_cpu.cpp has a kernel for.
+// `run` exists for the float types for which the operator's kernel_cpu.cpp has a kernel.
 #define TIGHTBEAM_KERNEL(op, Arguments)                                      \
   struct op##_kernel {                                                       \
     static const Operator& table() { return op##_table(); }                  \

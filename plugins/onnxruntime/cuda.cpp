@@ -11,7 +11,7 @@
 
 namespace tightbeam {
 
-// Defined by TIGHTBEAM_LAUNCH_ON_STREAM in a generated file for each operator.
+// TIGHTBEAM_LAUNCH_ON_STREAM defines these in a generated file for each operator.
 #define TIGHTBEAM_DECLARE(op, Arguments)                                                     \
   template <class Float>                                                                     \
   void launch_##op(const Arguments<Float>& arguments, void* workspace, cudaStream_t stream); \
@@ -22,17 +22,17 @@ TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_DECLARE)
 
 namespace {
 
-// A node's run on the runtime's stream. Everything is enqueued; nothing waits for the device.
+// A run of a node on the runtime's stream. All work is enqueued, and nothing waits for the device.
 class CudaRun {
  public:
   CudaRun(const Call& call, const OrtApi& api, OrtKernelContext* context);
 
   cudaStream_t stream() const { return stream_; }
 
-  // Enqueues what `updates` promises, unless input and output are one buffer.
+  // Enqueues the copies for outputs that update an input, unless the two share a buffer.
   void copy_updated() const;
 
-  // Raises OperatorError where something could not be enqueued.
+  // Raises OperatorError if a kernel could not be enqueued.
   void check_launch() const;
 
  private:
@@ -40,7 +40,7 @@ class CudaRun {
   cudaStream_t stream_ = nullptr;
 };
 
-// Device memory from the runtime's arena, for one run: what another stream may do with it later waits for this stream.
+// Device memory from the runtime's arena for one run. A later use on another stream waits for this stream.
 class Workspace {
  public:
   Workspace(const OrtApi& api, const OrtKernelContext* context, size_t bytes);
@@ -63,7 +63,7 @@ struct ReleaseMemoryInfo {
 
 void check_cuda(const Call& call, cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // else the next operator's check would find this error again
+  cudaGetLastError();  // so that the next operator's check does not find this error
   call.fail(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 

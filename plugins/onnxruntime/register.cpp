@@ -1,5 +1,5 @@
-// The symbol of a library that `register_custom_ops_library`, and `op_library_filename` of Triton's onnxruntime
-// backend, look for.
+// The function of a library that ONNX Runtime's `register_custom_ops_library`, and `op_library_filename` of Triton's
+// onnxruntime backend, look for.
 #include <algorithm>
 
 #include "generated/operators.h"
@@ -18,7 +18,8 @@ bool has_cuda_kernel(const tightbeam::Operator& table) {
 void add_all(tightbeam::Operators& operators) {
   tightbeam::add_cpu_operators(operators);
 #ifdef TIGHTBEAM_WITH_CUDA
-  // An operator without a kernel for CUDA would run on the CPU, amid a graph on the GPU; its function runs there whole.
+  // An operator without a CUDA kernel would run on the CPU in the middle of a graph on the GPU. Its function runs on
+  // the GPU instead.
   const auto lacks_kernel = [](const auto& op) { return !has_cuda_kernel(op->table); };
   operators.erase(std::remove_if(operators.begin(), operators.end(), lacks_kernel), operators.end());
   tightbeam::add_cuda_operators(operators);

@@ -1,4 +1,4 @@
-// libtightbeam_tensorrt.so: the functions that plugins/tensorrt/native.py calls.
+// The library libtightbeam_tensorrt.so: the functions that plugins/tensorrt/native.py calls.
 #include "tensorrt/library.h"
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include "generated/launch_plans.h"
 #include "generated/operators.h"
 
-// The structs of native.py.
+// native.py has the same structs.
 extern "C" {
 
 struct TightbeamTensor {
@@ -24,7 +24,7 @@ struct TightbeamKernel {
   uint32_t shared_bytes;
 };
 
-// Valid until the thread's next call.
+// Valid until the thread's next plan.
 struct TightbeamPlan {
   uint64_t workspace_bytes, most_workspace_bytes;
   const TightbeamKernel* kernels;
@@ -45,7 +45,7 @@ struct Entry {
   Plan plan_of_##op(const Call& call, const Gpu& gpu, void* workspace) {                \
     const Arguments<Float> arguments = op##_arguments<Float>(call);                     \
     Plan plan{op##_workspace(arguments, gpu), op##_most_workspace(arguments, gpu), {}}; \
-    launch_##op(arguments, gpu, workspace, NoteKernel{plan.kernels});                   \
+    launch_##op(arguments, gpu, workspace, RecordKernel{plan.kernels});                 \
     return plan;                                                                        \
   }
 TIGHTBEAM_GPU_OPERATORS(TIGHTBEAM_PLAN)
@@ -88,7 +88,7 @@ std::vector<int64_t> shape_of(const TightbeamTensor& tensor) {
   return std::vector<int64_t>(tensor.shape, tensor.shape + tensor.rank);
 }
 
-// A size that a scalar on the device gives is known by the output that has it.
+// Finds a size that a scalar on the device gives from the shape of an output that has it.
 void take_size(const Call& call, size_t output, const std::vector<int64_t>& shape, std::vector<int64_t>& sizes) {
   const std::vector<Dimension>& dimensions = call.op.outputs[output].dimensions;
   for (size_t d = 0; d < dimensions.size() && d < shape.size(); ++d) {
@@ -98,7 +98,7 @@ void take_size(const Call& call, size_t output, const std::vector<int64_t>& shap
   }
 }
 
-// Without memory the sizes are a profile's largest, which need not occur together.
+// Checks sizes that scalars give. Without memory they are the largest of a profile, which need not occur together.
 void check_given_sizes(const Call& call, const void* memory) {
   for (const Input& input : call.op.inputs) {
     if (input.letter == nullptr || memory == nullptr) continue;
@@ -138,12 +138,12 @@ Call make_call(const Operator& table, int float_type, const TightbeamTensor* inp
                 shape_text(table.output_shape(i, call.sizes)));
     check_given_sizes(call, call.outputs[i]);
     if (output.starts_as_copy && call.outputs[i] != call.inputs[table.input(output.input)].data)
-      call.fail(std::string(output.name) + " has other memory than " + output.input + ", expected the same");
+      call.fail(std::string(output.name) + " and " + output.input + " are in different memory, expected the same");
   }
   return call;
 }
 
-// The memory that a TightbeamPlan points into.
+// The memory to which a TightbeamPlan points.
 struct PlanMemory {
   Plan plan;
   std::vector<std::vector<void*>> parameters;
@@ -174,12 +174,12 @@ TightbeamPlan store(PlanMemory& memory, Plan plan) {
 
 #define TIGHTBEAM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The fingerprint of the operators that this library has.
+// The fingerprint of this library's operators.
 TIGHTBEAM_EXPORT const char* tightbeam_operators() { return tightbeam::OPERATORS_FINGERPRINT; }
 
-// The kernels that a call of an operator launches: `inputs`, `outputs` and `attributes` in the order of its table;
-// `float_type` 0 to 2: float32, float16, bfloat16; scalar inputs on the device unless `scalars_on_host`. Null, or what
-// is wrong with the call.
+// Plans the kernels that a call of an operator launches. Returns null, or a message that says what is wrong with the
+// call. `inputs`, `outputs` and `attributes` are in the order of the operator's table. `float_type` is 0: float32, 1:
+// float16, 2: bfloat16. Scalar inputs are on the device unless `scalars_on_host` is set.
 TIGHTBEAM_EXPORT const char* tightbeam_plan(const char* name, int32_t float_type, const TightbeamTensor* inputs,
                                             const TightbeamTensor* outputs, const double* attributes,
                                             int32_t multiprocessors, uint32_t shared_bytes, int32_t capability,

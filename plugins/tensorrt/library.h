@@ -1,5 +1,5 @@
-// The kernels that a call of an operator launches, by name and with the bytes of their parameters. Needs neither
-// TensorRT nor CUDA; plugins/tensorrt compiles the kernels and launches them.
+// The kernels that a call of an operator launches: their names and the bytes of their parameters. This needs neither
+// TensorRT nor CUDA. plugins/tensorrt compiles and launches the kernels.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace tightbeam {
 
 struct LaunchedKernel {
-  std::string name;  // a C++ expression: tightbeam::device::beam_attention_kernel<float, 4, 1, true>
+  std::string name;  // a C++ expression, such as tightbeam::device::beam_attention_kernel<float, 4, 1, true>
   Launch launch;
   std::vector<std::vector<unsigned char>> parameters;
 };
@@ -24,7 +24,7 @@ struct Plan {
   std::vector<LaunchedKernel> kernels;
 };
 
-// The name as the compiler spells it, which may leave out our namespace; with the float types as CUDA calls them.
+// The name as the compiler writes it, with our namespace added if it is missing, and with CUDA's names of float types.
 template <auto FUNCTION>
 std::string kernel_name() {
   const std::string text = __PRETTY_FUNCTION__;
@@ -36,20 +36,20 @@ std::string kernel_name() {
   return "tightbeam::" + name;
 }
 
-// Takes note of each kernel in place of starting it.
-struct NoteKernel {
+// A launcher that records each kernel instead of launching it.
+struct RecordKernel {
   std::vector<LaunchedKernel>& kernels;
 
   template <auto FUNCTION, class... Arguments>
   void operator()(Kernel<FUNCTION>, const Launch& launch, const Arguments&... arguments) const {
-    note(FUNCTION, kernel_name<FUNCTION>(), launch, arguments...);
+    record(FUNCTION, kernel_name<FUNCTION>(), launch, arguments...);
   }
 
  private:
   template <class... Parameters, class... Arguments>
-  void note(void (*)(Parameters...), std::string name, const Launch& launch, const Arguments&... arguments) const {
+  void record(void (*)(Parameters...), std::string name, const Launch& launch, const Arguments&... arguments) const {
     static_assert((std::is_same_v<Parameters, Arguments> && ...),
-                  "a parameter would be converted, so its bytes differ");
+                  "an argument would be converted, so its bytes would be wrong");
     kernels.push_back({std::move(name), launch, {bytes_of(arguments)...}});
   }
 

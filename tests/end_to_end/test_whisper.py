@@ -376,7 +376,7 @@ def test_a_checkpoint_as_transformers_5_saves_it(
     with pytest.raises(ExportError, match=r"processor_config\.json: makes features of 80 mels"):
         export_model(folder, tmp_path / "other", check=False)
     edit_json(folder / "processor_config.json", feature_extractor="none")
-    with pytest.raises(ExportError, match=r"processor_config\.json: feature_extractor is no JSON object"):
+    with pytest.raises(ExportError, match=r"processor_config\.json: feature_extractor is not a JSON object"):
         export_model(folder, tmp_path / "other", check=False)
     (folder / "processor_config.json").write_text('{"processor_class": "WhisperProcessor"}')
     export_model(folder, tmp_path / "other", check=False)

@@ -302,9 +302,9 @@ def test_a_checkpoint_without_alignment_heads(bundles: BundleCache) -> None:
     ("file", "changes", "expected"),
     [
         ("generation_config", {"alignment_heads": [[2, 0]]}, "layers from 0 to 1 and heads from 0 to 2"),
-        ("generation_config", {"alignment_heads": [[0, True]]}, "is no list of pairs"),
-        ("generation_config", {"alignment_heads": []}, "is no list of pairs"),
-        ("config", {"median_filter_width": 4}, "median_filter_width=4 is no odd number; restore the file"),
+        ("generation_config", {"alignment_heads": [[0, True]]}, "is not a list of pairs"),
+        ("generation_config", {"alignment_heads": []}, "is not a list of pairs"),
+        ("config", {"median_filter_width": 4}, "median_filter_width=4 is not an odd number; restore the file"),
     ],
 )
 def test_wrong_heads_are_refused(

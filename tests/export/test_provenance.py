@@ -36,7 +36,7 @@ def test_time_and_versions(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPat
     assert provenance_of(checkpoint).created == "2023-11-14T22:13:20Z"
     for wrong in ("soon", "9" * 30):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", wrong)
-        with pytest.raises(ExportError, match="is no time; expected seconds since 1970"):
+        with pytest.raises(ExportError, match="is not a time; expected seconds since 1970"):
             provenance_of(checkpoint)
 
 

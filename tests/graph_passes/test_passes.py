@@ -45,6 +45,13 @@ from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import LayerPass
 
+KINDS = [
+    *((kind.cross_pass, kind.one_matrix) for kind in SOURCE.values()),
+    *((kind.self_pass, kind.one_matrix) for kind in GENERATED.values()),
+]
+LAYER_PASSES = [apply for apply, _ in KINDS]
+OF_ONE_MATRIX = [apply for apply, one_matrix in KINDS if one_matrix is not None]
+
 B, M, N, T = 2, 3, 9, 7
 R = B * M
 Array = Any
@@ -134,11 +141,7 @@ def test_the_trace_holds_standard_attention_and_no_cache(canonical: ModelGraphs)
         (fold_biases,),
         (cross_per_beam,),
         (cross_shared,),
-        (fold_biases, cross_latent),
-        (fold_biases, cross_keys),
-        (fold_biases, cross_first_keys),
-        (fold_biases, self_keys),
-        (fold_biases, self_inputs),
+        *((fold_biases, apply) for apply in OF_ONE_MATRIX),
         (fold_biases, cross_keys, self_keys, step_rows, fold_residuals),
         (fold_biases, cross_first_keys, self_inputs, step_rows, fold_residuals),
         (self_reordered,),
@@ -237,10 +240,7 @@ def test_passes_report_why_they_match_nothing(bundles: BundleCache, canonical: M
     assert result.reason == "the logits' weight is the transpose of no embedding of the decoder"
 
 
-NO_BIASES = [cross_latent, cross_keys, cross_first_keys, self_keys, self_inputs]
-
-
-@pytest.mark.parametrize("apply", NO_BIASES)
+@pytest.mark.parametrize("apply", OF_ONE_MATRIX)
 def test_caches_without_keys_and_values_refuse_biases(apply: LayerPass, canonical: ModelGraphs) -> None:
     with pytest.raises(PassError, match=rf"{apply.__name__}: layer 0 .* run fold_biases first"):
         apply(canonical.copy())
@@ -255,9 +255,6 @@ def test_keys_narrower_than_the_model_are_refused(apply: LayerPass, canonical: M
             node.inputs[1] = gs.Constant(f"{node.name}.narrow", node.inputs[1].values[:, :24])
     with pytest.raises(PassError, match=r"the keys of layer 0 have 24 numbers and are made of 36"):
         apply(graphs)
-
-
-LAYER_PASSES = [*(kind.cross_pass for kind in SOURCE.values()), *(kind.self_pass for kind in GENERATED.values())]
 
 
 @pytest.mark.parametrize("apply", LAYER_PASSES)

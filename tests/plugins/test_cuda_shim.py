@@ -31,7 +31,7 @@ def test_shim_runs_a_right_kernel_in_any_order(host: HostKernels, name: str, ord
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_reductions_give_every_thread_the_result(host: HostKernels, order: int) -> None:
     found = probe(host, "reduce", order)
-    np.testing.assert_array_equal(found, np.full(256, 255 * 128 + 255 / 256, dtype=np.float32))
+    np.testing.assert_array_equal(found, np.full(256, 255 * 128 * 1.5, dtype=np.float32))
 
 
 @pytest.mark.parametrize("name", ["reverse_without_barrier", "copy_without_wait", "wait_too_late"])

@@ -114,8 +114,8 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ("BeamTopK", put("logits", 2, -np.inf), r"BeamTopK: logits\[2\] is all -inf"),
     ("BeamTopK", put("logits", (0, 0), np.inf), r"BeamTopK: logits\[0\] holds \+inf"),
     ("BeamTopK", put("beam_scores", (1, 2), np.nan), r"BeamTopK: beam_scores\[1, 2\] is -?nan"),
-    ("BeamTopK", put("history", (3, 0), 11), r"BeamTopK: history\[3, 0\] is 11, expected 0 to 10"),
-    ("BeamTopK", put("banned", (5, 1), -2), r"BeamTopK: banned\[5, 1\] is -2, expected -1 to 10"),
+    ("BeamTopK", put("history", (3, 0), 11), r"BeamTopK: history\[3, 0\] is 11, expected a token in 0..10"),
+    ("BeamTopK", put("banned", (5, 1), -2), r"BeamTopK: banned\[5, 1\] is -2, expected a token in -1..10"),
     ("BeamTopK", put("banned", (5, 1), 11), r"BeamTopK: banned\[5, 1\] is 11"),
     ("BeamTopK", put("lengths", 0, 6), r"BeamTopK: lengths\[0\] is 6, expected 1 to 5"),
     ("BeamTopK", swap("candidates", [0]), r"BeamTopK: candidates is 0"),
@@ -201,7 +201,7 @@ VALUES: list[tuple[str, Spoil, str]] = [
         )
     ),
     *(
-        (name, swap("key_bias", np.zeros((4, 6))), rf"{name}: key_bias is for 6 positions, expected the 7 of")
+        (name, swap("key_bias", np.zeros((4, 6))), rf"{name}: key_bias is for 6 positions, expected at least the 7 of")
         for name in OVER_SOURCE
     ),
     ("LatentAttention", drop("sines"), r"LatentAttention: has one of cosines and sines"),

@@ -390,7 +390,7 @@ def test_a_cache_is_not_planned_in_other_memory() -> None:
     inputs, outputs = beam_latent_attention()
     plan_of("BeamLatentAttention", inputs, outputs, {"scale": 1.0})
     outputs["cache_out"] = TensorAt((2, 1, 6, 4), 16384)
-    with pytest.raises(TensorRTError, match="cache_out has other memory than cache, expected the same"):
+    with pytest.raises(TensorRTError, match="cache_out and cache are in different memory, expected the same"):
         plan_of("BeamLatentAttention", inputs, outputs, {"scale": 1.0})
 
 

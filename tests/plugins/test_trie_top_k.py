@@ -69,7 +69,7 @@ def spoiled(name: str, index: int, value: int) -> Case:
         ("trie_offsets", 10, 10**9, r"BeamTopK: trie_offsets of node 9 \(trie_nodes\[3\]\) are not ascending"),
         ("trie_tokens", 3, 2, r"BeamTopK: trie_tokens of node 1 \(trie_nodes\[0\]\) are not ascending"),
         ("trie_tokens", 0, -1, r"BeamTopK: trie_tokens of node 1 \(trie_nodes\[0\]\) are not ascending"),
-        ("trie_tokens", 19, 20, r"BeamTopK: trie_tokens of node 1 .* hold one outside the vocabulary"),
+        ("trie_tokens", 19, 20, r"BeamTopK: trie_tokens of node 1 .* have a token outside the vocabulary"),
     ],
 )
 def test_what_is_no_trie_is_reported(name: str, index: int, value: int, message: str) -> None:

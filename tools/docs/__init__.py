@@ -1,1 +1,1 @@
-"""Additions of `make docs` to mkdocs: pages and tables that are made from the code, and the check of docstrings."""
+"""Additions of `make docs` to mkdocs: pages and tables that are made from the code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
-from tools.training import console
+from tools.training import Recipe, console
 
 ZOO = Path("build/zoo")
 THREADS = 1  # part of each recipe: another number sums in another order and gives other weights
@@ -62,3 +63,36 @@ def run(name: str, steps: int, make: Callable[[int, int, Path, Path], None]) -> 
 def write_lines(path: Path, lines: list[str]) -> None:
     """Write texts, one a line."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+CARD = """# {title} type of Tightbeam's zoo
+
+{says}
+
+    python -m tools.zoo.{name} --steps {steps} --seed {seed}
+
+which gives the same weights again on the same machine. Training took {steps} steps of {batch} {rows}, and {minutes:.0f}
+minutes of wall clock on one thread. `make real-check` measures it on the held-out inputs in the folder beside this one.
+"""
+
+
+def write_card(folder: Path, name: str, says: str, recipe: Recipe, rows: str, seconds: float) -> None:
+    """Write README.md of a checkpoint.
+
+    Parameters
+    ----------
+    folder : Path
+    name : str
+        Of the module.
+    says : str
+        The sizes of the model, and what it does, in sentences.
+    recipe : Recipe
+    rows : str
+        What a batch is made of.
+    seconds : float
+        Wall clock of the training.
+    """
+    says = textwrap.fill(f"{says} It knows nothing else. Made from nothing by", 120)
+    card = CARD.format(title=name.title(), name=name, says=says, rows=rows, minutes=seconds / 60, **vars(recipe))
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    console.print(card)

@@ -8,7 +8,6 @@ same machine, but for the time that README.md names.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -135,52 +134,8 @@ def write_inputs(folder: Path, tokenizer: Any, plan: Plan) -> None:
     _recipe.write_lines(folder / "text.txt", docstrings.read(plan.modules, held_out=True)[:60])
 
 
-def perplexity(model: Any, ids: list[int]) -> float:
-    """The exponential of the mean loss a token, over windows of LENGTH tokens."""
-    windows = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
-    with torch.no_grad():
-        return math.exp(sum(float(model(row[None], labels=row[None]).loss) for row in windows) / len(windows))
-
-
-def answers(model: Any, tokenizer: Any, prompts: list[str], **search: Any) -> list[str]:
-    """What the model answers to each prompt."""
-    found = []
-    for prompt in prompts:
-        batch = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        with torch.no_grad():
-            tokens = model.generate(**batch, max_new_tokens=48, **search)
-        found.append(tokenizer.decode(tokens[0, batch["input_ids"].shape[1] :], skip_special_tokens=True))
-    return found
-
-
-CARD = """# Llama type of Tightbeam's zoo
-
-A Llama of {parameters:,} parameters ({layers} layers, width {width}, {heads} heads over {keys} of keys and values,
-vocabulary {vocabulary}, tied embedding) that answers questions about sentences of the grammar in
-`tools/zoo/grammar.py`, and continues docstrings. It knows nothing else. Made from nothing by
-
-    python -m tools.zoo.llama --steps {steps} --seed {seed}
-
-which gives the same weights again on the same machine. Training took {steps} steps of {batch} sequences of {length}
-tokens, and {minutes:.0f} minutes of wall clock on one thread.
-
-## Figures
-By transformers, on the held-out inputs in the folder beside this one.
-
-| | |
-|---|---|
-| perplexity of docstrings of modules that it never met, a token | {perplexity:.1f} |
-| exact answers to {tests} questions about facts that it never met, greedy | {greedy:.1%} |
-| the same, 4 beams | {beams:.1%} |
-
-## Example
-    {prompt}
-    {answer}
-"""
-
-
 def make(plan: Plan, folder: Path, inputs: Path) -> None:
-    """Train, save, measure, and write the card.
+    """Train, save, and write the card.
 
     Parameters
     ----------
@@ -206,29 +161,12 @@ def make(plan: Plan, folder: Path, inputs: Path) -> None:
     write_checkpoint(folder, model, ("lm_head.weight",), torch.float32)
     tokenizer.save_pretrained(folder)
     write_inputs(inputs, tokenizer, plan)
-    prompts, right = ((inputs / file).read_text().splitlines() for file in ("lines.txt", "references.txt"))
-    greedy, beams = (answers(model, tokenizer, prompts, num_beams=number, do_sample=False) for number in (1, 4))
-    card = CARD.format(
-        parameters=model.num_parameters(),
-        layers=plan.layers,
-        width=plan.width,
-        heads=model.config.num_attention_heads,
-        keys=model.config.num_key_value_heads,
-        vocabulary=len(tokenizer),
-        steps=recipe.steps,
-        seed=recipe.seed,
-        batch=recipe.batch,
-        length=LENGTH,
-        minutes=seconds / 60,
-        perplexity=perplexity(model, tokenizer((inputs / "text.txt").read_text())["input_ids"]),
-        tests=len(prompts),
-        greedy=sum(map(str.__eq__, greedy, right)) / len(right),
-        beams=sum(map(str.__eq__, beams, right)) / len(right),
-        prompt=prompts[0],
-        answer=greedy[0],
+    says = (
+        f"A Llama of {model.num_parameters():,} parameters ({plan.layers} layers, width {plan.width}, vocabulary "
+        f"{len(tokenizer)}, tied embedding) that answers questions about sentences of the grammar in "
+        "`tools/zoo/grammar.py`, and continues docstrings."
     )
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    console.print(card)
+    _recipe.write_card(folder, "llama", says, recipe, f"sequences of {LENGTH} tokens", seconds)
 
 
 def main() -> None:

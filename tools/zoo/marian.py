@@ -115,14 +115,6 @@ def training_batches(tokenizer: Any, recipe: Recipe) -> Iterator[dict[str, torch
         yield {"input_ids": ids, "attention_mask": (ids != pad).long(), "labels": labels}
 
 
-def translations(folder: Path, lines: list[str], **search: Any) -> list[str]:
-    """The translations of lines by the checkpoint in a folder, loaded as a user loads it."""
-    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
-    model: Any = MarianMTModel.from_pretrained(folder)
-    batch = tokenizer(lines, return_tensors="pt", padding=True, return_token_type_ids=False)
-    return list(tokenizer.batch_decode(model.generate(**batch, **search), skip_special_tokens=True))
-
-
 def _keep_zeros(embedding: torch.Tensor, token: int) -> None:
     """Leave the embedding of a token as zeros, in the logits too: published Marians' starts are so, and CTranslate2
     knows no other."""
@@ -130,33 +122,8 @@ def _keep_zeros(embedding: torch.Tensor, token: int) -> None:
     embedding.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([token]), 0))
 
 
-CARD = """# Marian type of Tightbeam's zoo
-
-A Marian of {parameters:,} parameters ({layers} layers, width {width}, vocabulary {vocabulary}) that translates
-sentences of the grammar in `tools/zoo/grammar.py` from English into Spanish. It knows nothing else. Made from nothing
-by
-
-    python -m tools.zoo.marian --steps {steps} --seed {seed}
-
-which gives the same weights again on the same machine. Training took {steps} steps of {batch} lines, none seen twice
-but by chance, and {minutes:.0f} minutes of wall clock on one thread.
-
-## Figures
-By transformers, on the {tests} held-out lines in the folder beside this one. No person, verb and thing that meet in
-them met in training.
-
-| | greedy | 4 beams |
-|---|---|---|
-| translations right to the letter | {greedy:.1%} | {beams:.1%} |
-
-## Example
-    {source}
-    {target}
-"""
-
-
 def make(plan: Plan, folder: Path, inputs: Path) -> None:
-    """Train, save, measure, and write the card.
+    """Train, save, and write the card.
 
     Parameters
     ----------
@@ -178,24 +145,12 @@ def make(plan: Plan, folder: Path, inputs: Path) -> None:
     sources, right = map(list, zip(*islice(pairs(TESTS_SEED, held_out=True), plan.tests), strict=True))
     _recipe.write_lines(inputs / "lines.txt", sources)
     _recipe.write_lines(inputs / "references.txt", right)
-    greedy, beams = (translations(folder, sources, num_beams=number) for number in (1, 4))
-    card = CARD.format(
-        parameters=model.num_parameters(),
-        layers=" and ".join(map(str, plan.layers)),
-        width=plan.width,
-        vocabulary=len(tokenizer),
-        steps=recipe.steps,
-        seed=recipe.seed,
-        batch=recipe.batch,
-        minutes=seconds / 60,
-        tests=len(sources),
-        greedy=sum(map(str.__eq__, greedy, right)) / len(right),
-        beams=sum(map(str.__eq__, beams, right)) / len(right),
-        source=sources[0],
-        target=beams[0],
+    says = (
+        f"A Marian of {model.num_parameters():,} parameters ({' and '.join(map(str, plan.layers))} layers, width "
+        f"{plan.width}, vocabulary {len(tokenizer)}) that translates sentences of the grammar in "
+        "`tools/zoo/grammar.py` from English into Spanish."
     )
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    console.print(card)
+    _recipe.write_card(folder, "marian", says, recipe, "lines, none seen twice but by chance", seconds)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ the same machine, but for the time that README.md names.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,103 +108,18 @@ class Trained(torch.nn.Module):
         return tokens + phonemes - shares.clamp_min(SMALLEST_SHARE).log().mean()
 
 
-def write_inputs(folder: Path, tests: list[Recording]) -> list[Path]:
-    """Write recordings with their texts and languages; returns the paths of the recordings."""
-    paths = []
+def write_inputs(folder: Path, tests: list[Recording]) -> None:
+    """Write recordings with their texts and languages."""
     for number, test in enumerate(tests):
         kind = "long" if len(test.sentences) > 1 else "single"
         stem = folder / f"{kind}-{test.language}-{number:02}"
         soundfile.write(f"{stem}.wav", test.wave, RATE_HZ, subtype="PCM_16")
         stem.with_suffix(".txt").write_text(f"{test.text}\n", encoding="utf-8")
         stem.with_suffix(".language").write_text(f"{test.language}\n", encoding="utf-8")
-        paths.append(stem.with_suffix(".wav"))
-    return paths
-
-
-@dataclass(frozen=True)
-class Score:
-    """How transformers hears the test recordings with the model."""
-
-    words_wrong: dict[str, float]
-    """Wrong words over words, by kind."""
-    exact: float
-    """Share of the single sentences that are right to the letter."""
-    languages: float
-    """Share of the recordings whose language is found."""
-    times_s: float
-    """The median error of the begin and the end of a segment in the long recordings, in seconds."""
-
-
-def edits(found: list[str], right: list[str]) -> int:
-    """The least number of words to replace, insert or leave out."""
-    row = list(range(len(right) + 1))
-    for number, word in enumerate(found, 1):
-        row, above = [number], row
-        for place, other in enumerate(right):
-            row.append(min(row[-1] + 1, above[place + 1] + 1, above[place] + (word != other)))
-    return row[-1]
-
-
-def measure(folder: Path, tests: list[Recording], paths: list[Path], **search: Any) -> Score:
-    """Score the checkpoint in a folder, loaded as a user loads it."""
-    model: Any = WhisperForConditionalGeneration.from_pretrained(folder)
-    processor: Any = WhisperProcessor.from_pretrained(folder)
-    wrong, words = {"single": 0, "long": 0}, {"single": 0, "long": 0}
-    exact, languages, times = 0, 0, list[float]()
-    for test, path in zip(tests, paths, strict=True):
-        kind = path.name.partition("-")[0]
-        wave, _ = soundfile.read(path, dtype="float32")
-        whole = {"truncation": False, "padding": "longest"} if kind == "long" else {}
-        features = processor(wave, sampling_rate=RATE_HZ, return_tensors="pt", **whole).input_features
-        language = model.detect_language(features[..., : 2 * STEPS])
-        languages += processor.tokenizer.decode(language) == f"<|{test.language}|>"
-        with torch.no_grad():
-            made = model.generate(features, return_timestamps=True, return_segments=True, **search)
-        text = processor.tokenizer.decode(made["sequences"][0], skip_special_tokens=True).strip()
-        wrong[kind] += edits(text.split(), test.text.split())
-        words[kind] += len(test.text.split())
-        exact += kind == "single" and text == test.text
-        segments = made["segments"][0]
-        if len(segments) == len(test.sentences):
-            for segment, sentence in zip(segments, test.sentences, strict=True):
-                times += [abs(segment["start"] - sentence.start_s), abs(segment["end"] - sentence.end_s)]
-        console.log(f"{path.stem}: {text}" + ("" if text == test.text else f"\n  not: {test.text}"))
-    return Score(
-        words_wrong={kind: wrong[kind] / max(1, words[kind]) for kind in wrong},
-        exact=exact / max(1, sum(len(test.sentences) == 1 for test in tests)),
-        languages=languages / len(tests),
-        times_s=float(statistics.median(map(float, times))) if times else float("nan"),
-    )
-
-
-CARD = """# Whisper type of Tightbeam's zoo
-
-A Whisper of {parameters:,} parameters ({layers} layers, width {width}, windows of {window:.0f} s, vocabulary
-{vocabulary}) that hears sentences of the grammar in `tools/zoo/grammar.py`, spoken by espeak-ng in English and in
-Spanish, and writes them down, with timestamps if they are asked for. It knows nothing else; the task `translate` was
-never trained. Made from nothing by
-
-    python -m tools.zoo.whisper --steps {steps} --seed {seed}
-
-which gives the same weights again on the same machine. Training took {steps} steps of {batch} windows of {sentences:,}
-sentences in each language, and {minutes:.0f} minutes of wall clock on one thread.
-
-## Figures
-By transformers, on the held-out recordings in the folder beside this one: {singles} of one sentence, {long} of 20 to
-40 s. No person, verb and thing that meet in them met in training. A word with another letter or mark is wrong.
-
-| | greedy | 5 beams |
-|---|---|---|
-| words wrong, single sentences | {greedy.words_wrong[single]:.1%} | {beams.words_wrong[single]:.1%} |
-| words wrong, long recordings | {greedy.words_wrong[long]:.1%} | {beams.words_wrong[long]:.1%} |
-| single sentences right to the letter | {greedy.exact:.1%} | {beams.exact:.1%} |
-| languages found | {greedy.languages:.1%} | {beams.languages:.1%} |
-| median error of a segment's times | {greedy.times_s:.3f} s | {beams.times_s:.3f} s |
-"""
 
 
 def make(plan: Plan, folder: Path, inputs: Path) -> None:
-    """Train, save, measure, and write the card.
+    """Train, save, and write the card.
 
     Parameters
     ----------
@@ -231,26 +145,14 @@ def make(plan: Plan, folder: Path, inputs: Path) -> None:
     seconds = time.perf_counter() - started
     write_checkpoint(folder, model, ("proj_out.weight",), torch.float32)
     WhisperProcessor(extractor, tokenizer).save_pretrained(folder)
-    paths = write_inputs(inputs, tests)
-    card = CARD.format(
-        parameters=model.num_parameters(),
-        layers=" and ".join(map(str, plan.layers)),
-        width=plan.width,
-        window=STEPS * STEP_S,
-        vocabulary=len(tokenizer),
-        steps=recipe.steps,
-        seed=recipe.seed,
-        batch=recipe.batch,
-        sentences=plan.sentences,
-        minutes=seconds / 60,
-        singles=2 * plan.singles,
-        long=2 * plan.long,
-        single="single",
-        greedy=measure(folder, tests, paths),
-        beams=measure(folder, tests, paths, num_beams=5),
+    write_inputs(inputs, tests)
+    says = (
+        f"A Whisper of {model.num_parameters():,} parameters ({' and '.join(map(str, plan.layers))} layers, width "
+        f"{plan.width}, windows of {STEPS * STEP_S:.0f} s, vocabulary {len(tokenizer)}) that hears sentences of the "
+        "grammar in `tools/zoo/grammar.py`, spoken by espeak-ng in English and in Spanish, and writes them down, with "
+        "timestamps if they are asked for. The task `translate` was never trained."
     )
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    console.print(card)
+    _recipe.write_card(folder, "whisper", says, recipe, f"windows of {plan.sentences:,} sentences", seconds)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The base of what observes a search, and one step as it sees it."""
+"""The base of the observers, and a step as they see it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class SampleStep:
     Attributes
     ----------
     possible_scores : function
-        Returns the processed scores float32 [vocabulary] of a row's next token, -inf for a token that cannot come; not
-        to be written to.
+        Takes a row of the sample; returns the processed scores float32 [vocabulary] of its next token, -inf for a token
+        that cannot come. They are not to be written to.
     chosen_by : function
-        Returns the scores by which a row's next token is chosen, as forced tokens and warpers leave them.
+        Takes a row of the sample; returns the scores by which its next token is chosen, as forced tokens and warpers
+        leave them.
     queries : floats [M, A, K] or None
         The queries of the alignment heads, if the step gives them; the next step overwrites them.
     """
@@ -34,12 +35,13 @@ class SampleStep:
 
 
 class Observer:
-    """What follows the search of one sample, changes nothing, and adds to its result. Each method may do nothing.
+    """An observer of the search of one sample, which changes nothing and adds to the result. By default a method does
+    nothing.
 
     Attributes
     ----------
     reads_rows : bool
-        True if it reads the rows of all tokens that are chosen, so that candidates are ranked by whole rows too.
+        True if it reads the row of every token that is chosen, so that candidates are ranked by whole rows too.
     """
 
     reads_rows = False

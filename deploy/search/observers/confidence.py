@@ -86,6 +86,7 @@ class ConfidenceMeasures(Observer):
 
 
 def confidence(options: GenerationOptions, beginning: int) -> Observer | None:
+    """The observer of the thresholds of a speech model: ``logprob_threshold``, ``no_speech_threshold``."""
     if options.measured is None:
         return None
     return ConfidenceMeasures(options.measured, options.num_beams, options.max_length - beginning)

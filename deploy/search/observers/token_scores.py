@@ -43,7 +43,7 @@ class Trail(Observer):
         self._parents: list[list[int]] = []  # by step: the row that each row continued
         self._scores: list[list[float]] = []  # by step: the score of the token that it got
         self._best: list[dict[int, tuple[Ints, Floats]]] = []  # by step: the best tokens of rows that were continued
-        self._queries: list[Array] = []  # by step [M, A, K], where they are given
+        self._queries: list[Array] = []  # by step [M, A, K], if the steps give them
         self._rows: dict[int, RowScores] = {}
         self._keys: Array | None = None
         self._running: list[End | None] = []  # the newest token of each row
@@ -121,4 +121,5 @@ class Trail(Observer):
 
 
 def token_scores(options: GenerationOptions, beginning: int) -> Observer | None:
+    """The observer of ``return_token_scores``, ``return_alternatives`` and ``return_token_timestamps``."""
     return None if options.scoring is None else Trail(options.scoring)

@@ -70,10 +70,12 @@ class Tokens(Ban):
 
 
 def no_repeat_ngrams(options: GenerationOptions, source: Ints | None) -> Ban | None:
+    """The ban of ``no_repeat_ngram_size``."""
     return RepeatedNgrams(options.no_repeat_ngram_size) if options.no_repeat_ngram_size else None
 
 
 def source_ngrams(options: GenerationOptions, source: Ints | None) -> Ban | None:
+    """The ban of ``encoder_no_repeat_ngram_size``: n-grams of the source are banned words."""
     size = options.encoder_no_repeat_ngram_size
     if source is None or not size:
         return None
@@ -82,18 +84,21 @@ def source_ngrams(options: GenerationOptions, source: Ints | None) -> Ban | None
 
 
 def bad_words(options: GenerationOptions, source: Ints | None) -> Ban | None:
+    """The ban of ``bad_words_ids``."""
     return Words(options.bad_words_ids) if options.bad_words_ids else None
 
 
 def minimum_length(options: GenerationOptions, source: Ints | None) -> Ban | None:
-    """No end token before ``min_length``, which counts ``min_new_tokens`` too."""
+    """The ban of ``min_length``, which ``min_new_tokens`` is made one of: no end token in a shorter row."""
     return Tokens(options.eos_token_ids, range(options.min_length)) if options.min_length else None
 
 
 def suppressed(options: GenerationOptions, source: Ints | None) -> Ban | None:
+    """The ban of ``suppress_tokens``."""
     return Tokens(options.suppress_tokens) if options.suppress_tokens else None
 
 
 def begin_suppressed(options: GenerationOptions, source: Ints | None) -> Ban | None:
+    """The ban of ``begin_suppress_tokens``, for the first token that is not forced."""
     begin = options.begin
     return Tokens(options.begin_suppress_tokens, range(begin, begin + 1)) if options.begin_suppress_tokens else None

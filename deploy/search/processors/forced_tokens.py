@@ -32,6 +32,7 @@ class ForcedTokens(Forcing):
 
 
 def forced_tokens(options: GenerationOptions, source: Ints | None) -> Forcing | None:
+    """The tokens of ``forced_bos_token_id`` and ``forced_eos_token_id``."""
     second = () if options.forced_bos_token_id is None else (options.forced_bos_token_id,)
     last = options.forced_eos_token_ids
     return ForcedTokens(second, last, options.max_length) if second or last else None

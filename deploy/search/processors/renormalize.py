@@ -42,6 +42,7 @@ class Renormalize(RowProcessor):
 
 
 def renormalize(options: GenerationOptions, source: Ints | None) -> RowProcessor | None:
+    """The processor of ``renormalize_logits``."""
     return Renormalize(options.vocab_size) if options.renormalize else None
 
 

@@ -32,6 +32,7 @@ class Timestamps(RowProcessor):
 
 
 def timestamps(options: GenerationOptions, source: Ints | None) -> RowProcessor | None:
+    """The rules of ``return_timestamps``."""
     return None if options.timestamps is None else Timestamps(options.timestamps)
 
 

@@ -9,24 +9,21 @@ Source: transformers 5.23 `PrefixConstrainedLogitsProcessor`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats, Ints, Nodes
+from tightbeam.deploy.arrays import Array, Bools, Floats, Ints, Nodes
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.processors._forms import TriePlace
 from tightbeam.deploy.tries.trie import FREE, ROOT, Trie
 
-if TYPE_CHECKING:
-    from tightbeam.deploy.search.processors import Processors
-
 __all__ = ["TrieRows", "next_nodes", "trie"]
 
 
 def trie(options: GenerationOptions, source: Ints | None) -> TriePlace | None:
+    """The place of ``trie``."""
     return None if options.trie is None else TriePlace()
 
 
@@ -88,13 +85,17 @@ class TrieRows:
         return found
 
     def last_resort(
-        self, index: int, beams: Sequence[int], rows: Sequence[Ints], processors: Processors
+        self,
+        index: int,
+        beams: Sequence[int],
+        rows: Sequence[Ints],
+        left_by_trie: Callable[[Array, Ints], tuple[Ints, Ints]],
     ) -> list[Ints] | None:
         """The tokens that rows of a sample go on by, each with the score of a forced token, if all that the trie allows
         is banned.
 
         transformers forces them if no row of a sample has another token. So the trie outweighs the processors before it
-        (repeated n-grams, bad words, least lengths), and gives way to those behind it (suppressed tokens).
+        (repeated n-grams, bad words, least lengths), and gives way to the processors behind it (suppressed tokens).
 
         Parameters
         ----------
@@ -104,8 +105,8 @@ class TrieRows:
             Its rows that are searched together.
         rows : sequence of int64 [T]
             Their tokens.
-        processors : Processors
-            The sample's.
+        left_by_trie : function
+            `Processors.left_by_trie` of the sample.
 
         Returns
         -------
@@ -115,7 +116,7 @@ class TrieRows:
         if self._trie is None or self.nodes[index, 0] == FREE:
             return None
         children = [self._trie.children(int(self.nodes[index, beam])) for beam in beams]
-        split = [processors.left_by_trie(tokens, row) for tokens, row in zip(children, rows, strict=True)]
+        split = [left_by_trie(tokens, row) for tokens, row in zip(children, rows, strict=True)]
         if any(len(before) for before, _ in split):
             return None
         return [behind for _, behind in split] if any(len(behind) for _, behind in split) else None

@@ -1,8 +1,7 @@
-"""Decoder-only models with biases of the scores by the position of the key in place of positions (ALiBi, Press et al.
-2022).
+"""Decoder-only models with ALiBi (Press et al. 2022): biases of the scores by the position of the key, no embeddings.
 
-transformers gives them an attention outside its attention interface; a module of ``export/tracing`` a family replaces
-it by one through the interface.
+transformers gives them an attention outside its attention interface. For each family a module of ``export/tracing``
+replaces it by one through the interface.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tightbeam.export.families.decoder_only._alibi import AlibiLike
 
 
 class Bloom(AlibiLike):
-    """A model whose positions have no end; a bundle has those that it was trained with, the config's ``seq_length``."""
+    """A model of unlimited positions; a bundle has as many as it was trained with, the config's ``seq_length``."""
 
     def tracing(self) -> ModuleType:
         from tightbeam.export.tracing.decoder_only import bloom

@@ -14,7 +14,7 @@ from tightbeam.export.families.decoder_only._alibi import AlibiLike
 
 
 class Mpt(AlibiLike):
-    """A model whose queries, keys and values are not clipped, as those of MPT-7B-StoryWriter are."""
+    """A model that does not clip queries, keys and values; MPT-7B-StoryWriter does, and is refused."""
 
     def config_errors(self, config: Any) -> Iterator[str]:
         yield from super().config_errors(config)

@@ -1,7 +1,7 @@
 """Speech2Text (Wang et al. 2020): a speech model over filter bank features of a recording, of any length.
 
 Strided convolutions, each followed by a gate, make N positions of X frames; the layers are BART's with the norm first,
-positions sinusoidal and computed. The convolutions read zeros behind a recording, where a padded batch has frames, so
+positions sinusoidal and computed. The convolutions read zeros behind a recording; a padded batch has frames there, so
 recordings of different lengths are encoded one by one. The first position follows the pad token's id in the table.
 """
 
@@ -18,7 +18,7 @@ from tightbeam.graph_passes import ModelGraphs, Sizes
 
 STRIDE = 2
 BESIDE_POSITIONS = 2
-"""Rows of the table of positions beyond as many as there are."""
+"""Rows of the table of positions beyond the number of positions."""
 SIZES = (
     *("d_model", "vocab_size", "max_source_positions", "max_target_positions"),
     *("num_conv_layers", "conv_channels", "input_feat_per_channel", "input_channels"),

@@ -1,7 +1,7 @@
 """Whisper (Radford et al. 2022): a speech model over a window of 30 s, given as a log-mel spectrogram.
 
-The encoder takes the window whole, silence included, so there is no mask: N is max_source_positions, always. The
-operators of a variant take one of ones.
+The encoder takes the window whole, silence included, so it has no mask, and N is always max_source_positions. The
+operators of a variant take a mask of ones.
 """
 
 from __future__ import annotations

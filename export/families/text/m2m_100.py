@@ -1,7 +1,7 @@
 """M2M-100 (Fan et al. 2020) and NLLB-200 (NLLB team 2022): translators of many languages, with computed positions.
 
-The layers are mBART's. A position is that of the token among those that are no pad tokens, and a pad token has none, so
-that its embedding is zero. The table of positions is a buffer that no checkpoint stores.
+The layers are mBART's. Positions count the tokens that are not pad tokens; a pad token has no position, and an
+embedding of zeros. The table of positions is a buffer that no checkpoint stores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class M2M100Like(BartLike):
             yield f"pad_token_id is {config.pad_token_id}; transformers counts positions from it: expected {LAST_PAD}"
 
     def position_rows(self, config: Any) -> int:
-        return 0  # buffers, which are no weights
+        return 0  # buffers, not weights
 
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.text.m2m_100 import trace_m2m_100

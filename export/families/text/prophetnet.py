@@ -82,7 +82,7 @@ class ProphetNetLike(Family):
         return square_sizes(
             config,
             max_source=config.max_position_embeddings,
-            max_target=config.max_position_embeddings - 1,  # row 0 is no position, and a prediction is one ahead
+            max_target=config.max_position_embeddings - 1,  # row 0 is not a position, and a prediction is one ahead
             width="hidden_size",
             heads="num_decoder_attention_heads",
             layers="num_decoder_layers",

@@ -1,9 +1,9 @@
 """T5 (Raffel et al. 2020), T5 1.1, Flan-T5, and the multilingual mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023).
 
-Positions are relative: a bias on the scores of self-attention by the distance of query and key, no embedding. Beyond
-`relative_attention_max_distance` all distances share one bucket, so the model runs at any length, and transformers sets
-no limit. A bundle needs one, since its buffers and tables have a size: ``TIMES_TRAINED`` times the length that the
-model was trained for, which is `n_positions` of config.json, or ``TRAINED`` where it is not there.
+Positions are relative: a bias on the scores of self-attention by the distance of query and key, in place of an
+embedding. Beyond `relative_attention_max_distance` all distances share one bucket, so the model runs at any length, and
+transformers sets no limit. A bundle needs one, since its buffers and tables have a size: ``TIMES_TRAINED`` times the
+length that the model was trained for, which is `n_positions` of config.json, or else ``TRAINED``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class T5Like(Family):
     bias_in_each_layer: bool = False
     """each layer has a bias of its own; otherwise the layers of a side share one"""
     trained: int = TRAINED
-    """length in tokens that the model was trained for, where the config does not say"""
+    """length in tokens that the model was trained for, if the config does not say"""
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         names = [name for name in SIZES if name != "num_decoder_layers" or config.num_decoder_layers is not None]
@@ -110,7 +110,7 @@ class T5Like(Family):
 
 
 def _decoder_layers(config: Any) -> int:
-    """Number of decoder layers; that of the encoder where the config does not say."""
+    """Number of decoder layers; the encoder's if the config does not say."""
     return int(config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers)
 
 

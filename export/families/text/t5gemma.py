@@ -21,7 +21,7 @@ __all__ = ["T5GEMMA", "T5GEMMA_PART"]
 T5GEMMA_PART = "t5_gemma_module"
 """``model_type`` of either side's config."""
 SIDE = Causal(model_type=T5GEMMA_PART, architecture="T5GemmaModel", activation="hidden_activation")
-"""A side's sizes and RoPE, which are those of a decoder-only model."""
+"""A side's sizes and RoPE, as of a decoder-only model."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -87,7 +87,7 @@ def _sides(config: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _layer_errors(side: Any) -> Iterator[str]:
-    """Clauses for what transformers runs no side with."""
+    """Clauses for values with which transformers runs neither side."""
     if side.sliding_window is None:  # whose masks it makes, whether a layer reads them or not
         yield "sliding_window is None; transformers runs this model with a window alone"
     if others := sorted({*side.layer_types} - {*LAYER_TYPES}):

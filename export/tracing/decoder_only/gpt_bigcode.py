@@ -1,4 +1,4 @@
-"""GPT-BigCode's attention with three products in place of one, head by head, where each head has keys of its own."""
+"""GPT-BigCode's attention with three products in place of one, head by head, if each head has keys of its own."""
 
 from __future__ import annotations
 

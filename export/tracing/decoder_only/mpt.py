@@ -22,7 +22,7 @@ __all__ = ["attention_interface", "key_bias"]
 def key_bias(heads: int, positions: int) -> Tensor:
     """ALiBi's biases by the position of the key, float32 [H, positions].
 
-    transformers counts back from the newest key; the softmax is the same whatever all keys have in common.
+    transformers counts back from the newest key; a term that all keys share does not change the softmax.
     """
     back: Tensor = build_mpt_alibi_tensor(heads, positions).reshape(heads, positions)
     return back - back[:, :1]
@@ -40,7 +40,7 @@ def attention_interface(model: Any) -> Iterator[None]:
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor:
-    """The attention interface's mask, True where a key is seen; one number where it needs none."""
+    """The attention interface's mask, True where a key is seen; a single number if it needs no mask."""
     mask: Any = create_causal_mask(*args, **kwargs)
     return torch.ones(1, dtype=torch.bool) if mask is None else mask
 

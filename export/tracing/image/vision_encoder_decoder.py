@@ -57,7 +57,7 @@ def _trace_encoder(model: Any, sizes: Sizes, shape: tuple[int, int, int]) -> gs.
 
 
 class PixelStep(nn.Module):
-    """The encoder over pixels, and its projection to the decoder's width where the model has one."""
+    """The encoder over pixels, and its projection to the decoder's width if the model has one."""
 
     def __init__(self, encoder: nn.Module, projection: nn.Module | None) -> None:
         super().__init__()

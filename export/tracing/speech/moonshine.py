@@ -53,7 +53,7 @@ def _trace_encoder(encoder: nn.Module, sizes: Sizes) -> gs.Graph:
 
 
 class SampleStep(nn.Module):
-    """The encoder over samples, with the mask over its positions, in place of that over samples, as an input."""
+    """The encoder over samples; its mask is an input over positions, not over samples."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class RotaryPositions(nn.Module):
 
 @contextmanager
 def unpadded_heads(model: nn.Module) -> Iterator[None]:
-    """Context in which heads have no zeros at their ends, which are for fast attention kernels alone."""
+    """Context in which heads are not padded with zeros, which serve fast attention kernels alone."""
     padded = [module for module in model.modules() if getattr(module, "head_dim_padding", 0)]
     before = [module.head_dim_padding for module in padded]
     try:

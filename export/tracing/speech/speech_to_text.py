@@ -41,7 +41,7 @@ def trace_speech_to_text(model: Any, sizes: Sizes) -> ModelGraphs:
 
 
 class FrameStep(nn.Module):
-    """The encoder over frames, with the mask over its positions, in place of that over frames, as an input."""
+    """The encoder over frames; its mask is an input over positions, not over frames."""
 
     def __init__(self, encoder: Any, max_source: int) -> None:
         super().__init__()

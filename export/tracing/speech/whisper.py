@@ -18,7 +18,7 @@ from tightbeam.graph_passes.canonical.fold_scales import fold_scales
 __all__ = ["trace_whisper"]
 
 FRAMES_PER_POSITION = 2
-"""The stride of the encoder's second convolution; that of the first is 1."""
+"""The stride of the encoder's second convolution; the first has stride 1."""
 
 
 def trace_whisper(model: Any, sizes: Sizes) -> ModelGraphs:

@@ -80,7 +80,7 @@ def _samples_first(step: gs.Graph) -> None:
 
 
 class FsmtPositions(PositionTable):
-    """`SinusoidalPositionalEmbedding`, where a pad token has the position of the token before it."""
+    """`SinusoidalPositionalEmbedding`, in which a pad token has the position of the token before it."""
 
     def __init__(self, table: nn.Embedding) -> None:
         assert table.padding_idx is not None

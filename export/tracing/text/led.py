@@ -86,9 +86,9 @@ class WindowEncoder(nn.Module):
 
 
 class GlobalTokens:
-    """The first Z positions of a source, which see all keys, and which all queries see.
+    """The first Z positions of a source, which see all keys and are seen by all queries.
 
-    Positions that are padding, or that a source of N < Z does not have, are none of them.
+    Padding is not global, and a source of N < Z has fewer.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class GlobalTokens:
         self.places = positions.clamp(max=count - 1)
         """place of each position among the global tokens, in the first Z; int64 [N]"""
         self.first = torch.minimum(torch.arange(count), positions[-1])
-        """positions of the global tokens, int64 [Z]; where N < Z the last one again, which no local query sees"""
+        """positions of the global tokens, int64 [Z]; if N < Z the last one repeats, which no local query sees"""
         self.chosen = counted & (positions < count)
         """bool [B, N]"""
         self.bias = hidden_unless(self.rows_of(counted))[:, None, None, None]
@@ -112,11 +112,11 @@ class GlobalTokens:
         """of all keys, for the global tokens, [B, 1, 1, N]"""
 
     def without(self, counted: Tensor) -> Tensor:
-        """Those of a mask [B, N] that are no global tokens, which a query would else see twice."""
+        """A mask [B, N] without the global tokens, which a query would otherwise see twice."""
         return counted & ~self.chosen
 
     def beside(self, bias: Tensor) -> Tensor:
-        """A bias [B, Y, 1, X, 3 X] with that of the global tokens, [B, Y, 1, X, 3 X + Z]."""
+        """A bias [B, Y, 1, X, 3 X] followed by the bias of the global tokens, [B, Y, 1, X, 3 X + Z]."""
         return torch.cat([bias, self.bias.expand(*bias.shape[:-1], -1)], dim=-1)
 
     def rows_of(self, rows: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class GlobalTokens:
         return (scores.softmax(dim=-1) @ by_heads[2]).transpose(1, 2).flatten(2)
 
     def replace(self, attended: Tensor, own: Tensor) -> Tensor:
-        """[B, N, D] with the rows [B, Z, D] in place of those of the global tokens."""
+        """States [B, N, D] with ``rows`` [B, Z, D] in place of the global tokens' own."""
         return torch.where(self.chosen[:, :, None], own.index_select(1, self.places), attended)
 
 

@@ -82,8 +82,8 @@ class LocalEncoder(nn.Module):
 class GlobalEncoder(LocalEncoder):
     """The encoder whose queries see global tokens, too: sums of `global_block_size` positions each.
 
-    Positions behind the last whole group are part of that group; a sample without one has no global token. One more
-    token than groups, which no query sees, keeps every size above 0.
+    Positions behind the last whole group are part of that group; a sample without a whole group has no global token.
+    One more token than groups, which no query sees, keeps every size above 0.
     """
 
     groups: Tensor

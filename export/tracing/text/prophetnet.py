@@ -48,7 +48,7 @@ def attention_interface(model: Any) -> Iterator[None]:
 def buckets_of(config: Any, distances: int) -> Tensor:
     """The bucket of each distance back to a key, int64 [distances], by transformers' own function.
 
-    That is the floor of a logarithm, which another runtime might round to another bucket.
+    The function takes the floor of a logarithm, which another runtime might round to another bucket.
     """
     back = -torch.arange(distances)
     buckets: Tensor = compute_relative_buckets(config.num_buckets, config.relative_max_distance, back)

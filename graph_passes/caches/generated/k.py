@@ -83,6 +83,6 @@ GENERATED_K = GeneratedKind(
     attention=_attention,
     one_matrix=over_keys,
     safer="x",
-    inverts_keys=True,
+    inverts=True,
     refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.D),
 )

@@ -24,12 +24,10 @@ def project_in_encoder(graphs: ModelGraphs, block: AttentionBlock, layer: int) -
     return projected[0], projected[1]
 
 
-def keys_in_encoder(graphs: ModelGraphs, block: AttentionBlock, layer: int) -> gs.Variable:
-    """Move a layer's key projection behind the encoder: its output ``source.<layer>.key`` [B, N, G K]."""
-    build = Builder(graphs.encoder, f"source.{layer}")
-    sizes = graphs.sizes
-    keys = _project(graphs, build, block.key)
-    return source_tensor(graphs, keys, f"source.{layer}.key", ["B", "N", sizes.G * sizes.K])
+def rows_in_encoder(graphs: ModelGraphs, projection: Projection, layer: int, part: str) -> gs.Variable:
+    """Move a layer's projection [D, X] behind the encoder: its output ``source.<layer>.<part>`` [B, N, X]."""
+    rows = _project(graphs, Builder(graphs.encoder, f"source.{layer}"), projection)
+    return source_tensor(graphs, rows, f"source.{layer}.{part}", ["B", "N", projection.weight.shape[1]])
 
 
 def _project(graphs: ModelGraphs, build: Builder, projection: Projection) -> gs.Tensor:

@@ -21,7 +21,7 @@ from tightbeam.graph_passes.caches.algebra import over_first_keys
 from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.cached_keys import require_one_source, require_wide_keys
 from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind, refuse_narrow_keys
-from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, keys_in_encoder
+from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, rows_in_encoder
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
@@ -37,7 +37,7 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
     require_wide_keys({first: blocks[first]}, NAME)
     build = Builder(graphs.decoder, NAME)
     flags = sample_flags(graphs, build)
-    keys = keys_in_encoder(graphs, blocks[first], first)
+    keys = rows_in_encoder(graphs, blocks[first].key, first, "key")
     for layer in (*others, first):
         block = blocks[layer]
         W_K1 = None if layer == first else blocks[first].key.weight.values
@@ -56,6 +56,6 @@ SOURCE_FIRST_K = SourceKind(
     first_attention=lambda sizes: AttentionCost.over_keys(sizes, "LatentAttention of keys"),
     one_matrix=over_first_keys,
     safer="states",
-    inverts_keys=True,
+    inverts=True,
     refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.source_D),
 )

@@ -28,7 +28,7 @@ from tightbeam.graph_passes.caches.bytes import source_saved
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys, require_one_source, require_wide_keys
 from tightbeam.graph_passes.caches.kind import AttentionCost, SourceKind, refuse_narrow_keys
 from tightbeam.graph_passes.caches.prefix import KEYS, query_rows
-from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, keys_in_encoder
+from tightbeam.graph_passes.caches.source._cross_attention import attend_matrix, drop_encoder_states, rows_in_encoder
 from tightbeam.graph_passes.caches.source._prompt_latents import PromptLatents
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
@@ -45,8 +45,9 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     build = Builder(graphs.decoder, CROSS_NAME)
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
+        keys = rows_in_encoder(graphs, block.key, layer, "key")
         form = over_keys(block.key.weight.values, block.value.weight.values)
-        attend_matrix(build, block, layer, keys_in_encoder(graphs, block, layer), flags, form, sizes)
+        attend_matrix(build, block, layer, keys, flags, form, sizes)
     drop_encoder_states(graphs)
     return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved(SOURCE_K, len(blocks), sizes))
 
@@ -80,6 +81,6 @@ SOURCE_K = SourceKind(
     attention=lambda sizes: AttentionCost.over_keys(sizes, "LatentAttention of keys"),
     one_matrix=over_keys,
     safer="states",
-    inverts_keys=True,
+    inverts=True,
     refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.source_D),
 )

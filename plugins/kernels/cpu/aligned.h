@@ -1,4 +1,4 @@
-// Memory that begins at a line of the cache, and is not initialised.
+// Uninitialised memory that is aligned to a cache line.
 #pragma once
 
 #include <cstddef>

@@ -1,16 +1,17 @@
-// The loops of attention over rows of 8 bits that are no products, compiled once for each instruction set;
-// `byte_rows()` is the best one of this machine. Products are those of kernels/cpu/quantized.h, whose tiles these make.
+// The inner loops of attention over 8-bit rows beside its products, compiled once for each instruction set.
+// `byte_rows()` returns the best version for this machine. The products are in kernels/cpu/quantized.h; the loops here
+// make their tiles.
 #pragma once
 
 #include <cstddef>
 
 namespace tightbeam {
 
-constexpr int CHUNK = 64;          // bytes of a row that are turned at a time
-constexpr int FINEST = 127 * 128;  // steps of the largest magnitude, of numbers that are split
+constexpr int CHUNK = 64;          // bytes of a row that are transposed at a time
+constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
 
-// Rows of integers, `step` apart; row i is at place[i]. While they are turned, the rows at the same places that `next`
-// has are fetched, unless it is null.
+// Rows of integers, `step` apart; row i is at place[i]. While they are transposed, the rows of `next` at the same
+// places are prefetched, unless `next` is null.
 struct PlacedRows {
   const signed char* data;
   long step;
@@ -22,25 +23,26 @@ struct PlacedRows {
 struct ByteRows {
   const char* name;
 
-  // numbers[i] x factor, at most FINEST, rounded to high[i] x 128 + low[i].
+  // Rounds numbers[i] x factor, at most FINEST, to high[i] x 128 + low[i].
   void (*split)(const float* numbers, long count, float factor, signed char* high, signed char* low);
 
-  // Bytes [first, first + count) of 16 rows as [chunks, 16, 16, 4]: the same four neighbours of every row side by side.
-  // What a chunk has beyond them counts as 0.
-  void (*turn_keys)(const PlacedRows& rows, long first, long count, unsigned char* tile);
+  // Writes bytes [first, first + count) of 16 rows as [chunks, 16, 16, 4]: the same four neighbours of all rows are
+  // side by side. The rest of the last chunk is 0.
+  void (*transpose_keys)(const PlacedRows& rows, long first, long count, unsigned char* tile);
 
-  // A chunk of 4 x groups rows as 4 tiles [groups, 16, 4], `tile_bytes` apart: four rows of a column side by side.
-  // `count` as above, at most a chunk. The columns of a whole chunk lie in an order that `sort_columns` undoes.
-  void (*turn_values)(const PlacedRows& rows, long groups, long first, long count, unsigned char* tiles,
-                      long tile_bytes);
+  // Writes bytes [first, first + count) of 4 x groups rows, at most a chunk, as 4 tiles [groups, 16, 4], `tile_bytes`
+  // apart: four rows of a column are side by side. The columns of a whole chunk are in an order of their own, which
+  // `sort_columns` undoes.
+  void (*transpose_values)(const PlacedRows& rows, long groups, long first, long count, unsigned char* tiles,
+                           long tile_bytes);
 
-  // Brings the 4 x 16 sums of a row, made of a whole chunk, into the order of its columns.
+  // Sorts the 4 x 16 sums of a row over a whole chunk into the order of its columns.
   void (*sort_columns)(int* const tiles[4]);
 
-  // numbers[i] = (high[i] x 128 + low[i]) x factor x scales[i]; all scales are 1 where they are null.
-  void (*join)(const int* high, const int* low, int count, float factor, const float* scales, float* numbers);
+  // numbers[i] = (high[i] x 128 + low[i]) x factor x scales[i]; the scales are 1 if `scales` is null.
+  void (*combine)(const int* high, const int* low, int count, float factor, const float* scales, float* numbers);
 
-  // numbers[i] x= factors[i]
+  // numbers[i] *= factors[i]
   void (*multiply)(float* numbers, const float* factors, long count);
 };
 

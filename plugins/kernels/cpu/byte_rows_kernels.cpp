@@ -1,5 +1,5 @@
-// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
-// external linkage but the table.
+// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: only the table may have
+// external linkage.
 #include "kernels/cpu/byte_rows.h"
 #include "kernels/cpu/vectors.h"
 
@@ -32,7 +32,7 @@ constexpr int IN_ORDER[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 
 
 inline const signed char* at(const PlacedRows& rows, int row) { return rows.data + rows.place[row] * rows.step; }
 
-// The `count` bytes of each of ROWS rows that are there, then zeros.
+// A copy of ROWS rows: `count` bytes of each, then zeros.
 template <int ROWS>
 struct Padded {
   alignas(64) signed char bytes[ROWS][CHUNK];
@@ -53,8 +53,8 @@ typedef short Words __attribute__((vector_size(64)));
 typedef long long Longs __attribute__((vector_size(64)));
 typedef signed char Line __attribute__((vector_size(64)));
 
-// The four lanes of 128 bits of four registers, turned.
-inline void turn_lanes(Longs* v) {
+// Transposes the 128-bit lanes of four registers.
+inline void transpose_lanes(Longs* v) {
   const Longs a = __builtin_shufflevector(v[0], v[1], 0, 1, 8, 9, 2, 3, 10, 11),
               b = __builtin_shufflevector(v[2], v[3], 0, 1, 8, 9, 2, 3, 10, 11),
               c = __builtin_shufflevector(v[0], v[1], 4, 5, 12, 13, 6, 7, 14, 15),
@@ -67,8 +67,8 @@ inline void turn_lanes(Longs* v) {
 
 inline Line biased(const signed char* from) { return load_as<Line>(from) ^ -128; }
 
-// 4 x 4 groups in each lane of 128 bits, turned.
-inline void turn_groups(const PlacedRows& rows, long first, Longs* v) {
+// Transposes 4 x 4 groups in each 128-bit lane of four rows.
+inline void transpose_groups(const PlacedRows& rows, long first, Longs* v) {
   const Ints a = (Ints)biased(at(rows, 0) + first), b = (Ints)biased(at(rows, 1) + first),
              c = (Ints)biased(at(rows, 2) + first), d = (Ints)biased(at(rows, 3) + first);
   const Longs ab = (Longs)__builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
@@ -81,15 +81,15 @@ inline void turn_groups(const PlacedRows& rows, long first, Longs* v) {
   v[3] = __builtin_shufflevector(AB, CD, 1, 9, 3, 11, 5, 13, 7, 15);
 }
 
-inline void turn_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
-  Longs turned[4][4];  // [four rows][group of a lane]
+inline void transpose_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
+  Longs transposed[4][4];  // [four rows][group of a lane]
   TIGHTBEAM_UNROLL
   for (int four = 0; four < 4; ++four)
-    turn_groups({rows.data, rows.step, rows.place + 4 * four, nullptr, 0}, first, turned[four]);
+    transpose_groups({rows.data, rows.step, rows.place + 4 * four, nullptr, 0}, first, transposed[four]);
   TIGHTBEAM_UNROLL
   for (int group = 0; group < 4; ++group) {
-    Longs lanes[4] = {turned[0][group], turned[1][group], turned[2][group], turned[3][group]};
-    turn_lanes(lanes);
+    Longs lanes[4] = {transposed[0][group], transposed[1][group], transposed[2][group], transposed[3][group]};
+    transpose_lanes(lanes);
     TIGHTBEAM_UNROLL
     for (int lane = 0; lane < 4; ++lane) store_as(tile + (4 * lane + group) * CHUNK, lanes[lane]);
   }
@@ -99,9 +99,9 @@ inline void turn_key_chunk(const PlacedRows& rows, long first, unsigned char* ti
   i, i + 64, i + 1, i + 65, i + 2, i + 66, i + 3, i + 67, i + 4, i + 68, i + 5, i + 69, i + 6, i + 70, i + 7, i + 71
 #define TIGHTBEAM_LOW_PAIRS(i) i, i + 32, i + 1, i + 33, i + 2, i + 34, i + 3, i + 35
 
-// In each lane of 128 bits, the four rows of a column side by side; in the order of the columns after `turn_lanes`.
+// Brings the four rows of a column side by side. The columns are in order after `transpose_lanes`.
 template <bool SORTED>
-inline void turn_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
+inline void transpose_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
   const Line a = biased(at(rows, 0) + first), b = biased(at(rows, 1) + first), c = biased(at(rows, 2) + first),
              d = biased(at(rows, 3) + first);
   const Words ab = (Words)__builtin_shufflevector(a, b, TIGHTBEAM_LOW_BYTES(0), TIGHTBEAM_LOW_BYTES(16),
@@ -120,7 +120,7 @@ inline void turn_value_chunk(const PlacedRows& rows, long first, unsigned char* 
                                                    TIGHTBEAM_LOW_PAIRS(16), TIGHTBEAM_LOW_PAIRS(24)),
                     (Longs)__builtin_shufflevector(AB, CD, TIGHTBEAM_LOW_PAIRS(4), TIGHTBEAM_LOW_PAIRS(12),
                                                    TIGHTBEAM_LOW_PAIRS(20), TIGHTBEAM_LOW_PAIRS(28))};
-  if constexpr (SORTED) turn_lanes(lanes);
+  if constexpr (SORTED) transpose_lanes(lanes);
   TIGHTBEAM_UNROLL
   for (int tile = 0; tile < 4; ++tile) store_as(tiles + tile * tile_bytes, lanes[tile]);
 }
@@ -129,7 +129,7 @@ void sort_columns(int* const tiles[4]) {
   Longs lanes[4];
   TIGHTBEAM_UNROLL
   for (int tile = 0; tile < 4; ++tile) lanes[tile] = load_as<Longs>(tiles[tile]);
-  turn_lanes(lanes);
+  transpose_lanes(lanes);
   TIGHTBEAM_UNROLL
   for (int tile = 0; tile < 4; ++tile) store_as(tiles[tile], lanes[tile]);
 }
@@ -140,25 +140,21 @@ typedef short Eight __attribute__((vector_size(16)));
 
 inline Sixteen biased(const signed char* from) { return load_as<Sixteen>(from) ^ -128; }
 
-inline void turn_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
+inline void transpose_key_chunk(const PlacedRows& rows, long first, unsigned char* tile) {
   for (int row = 0; row < 16; row += 4) {
-    for (int byte = 0; byte < CHUNK; byte += 16) {  // 4 x 4 groups, turned
+    for (int byte = 0; byte < CHUNK; byte += 16) {  // 4 x 4 groups
       const long from = first + byte;
-      const Four a = (Four)biased(at(rows, row) + from), b = (Four)biased(at(rows, row + 1) + from),
-                 c = (Four)biased(at(rows, row + 2) + from), d = (Four)biased(at(rows, row + 3) + from);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
-                 AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      const Columns<Four> columns =
+          columns_of((Four)biased(at(rows, row) + from), (Four)biased(at(rows, row + 1) + from),
+                     (Four)biased(at(rows, row + 2) + from), (Four)biased(at(rows, row + 3) + from));
       unsigned char* to = tile + byte / 4 * CHUNK + row * 4;
-      store_as(to, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-      store_as(to + CHUNK, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-      store_as(to + 2 * CHUNK, __builtin_shufflevector(AB, CD, 0, 1, 4, 5));
-      store_as(to + 3 * CHUNK, __builtin_shufflevector(AB, CD, 2, 3, 6, 7));
+      for (int i = 0; i < 4; ++i) store_as(to + i * CHUNK, columns.of[i]);
     }
   }
 }
 
-template <bool>  // columns lie in order
-inline void turn_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
+template <bool>  // the columns are in order
+inline void transpose_value_chunk(const PlacedRows& rows, long first, unsigned char* tiles, long tile_bytes) {
   for (int byte = 0; byte < CHUNK; byte += 16) {
     const long from = first + byte;
     const Sixteen a = biased(at(rows, 0) + from), b = biased(at(rows, 1) + from), c = biased(at(rows, 2) + from),
@@ -185,28 +181,29 @@ inline void fetch_next(const PlacedRows& rows, long byte) {
   for (int row = 0; row < ROWS; ++row) __builtin_prefetch(rows.next + rows.place[row] * rows.next_step + byte, 0, 2);
 }
 
-void turn_keys(const PlacedRows& rows, long first, long count, unsigned char* tile) {
+void transpose_keys(const PlacedRows& rows, long first, long count, unsigned char* tile) {
   for (long byte = 0; byte < count; byte += CHUNK, tile += 16 * CHUNK) {
     fetch_next<16>(rows, first + byte);
     if (count - byte < CHUNK)
-      turn_key_chunk(Padded<16>(rows, first + byte, count - byte).rows(), 0, tile);
+      transpose_key_chunk(Padded<16>(rows, first + byte, count - byte).rows(), 0, tile);
     else
-      turn_key_chunk(rows, first + byte, tile);
+      transpose_key_chunk(rows, first + byte, tile);
   }
 }
 
-void turn_values(const PlacedRows& rows, long groups, long first, long count, unsigned char* tiles, long tile_bytes) {
+void transpose_values(const PlacedRows& rows, long groups, long first, long count, unsigned char* tiles,
+                      long tile_bytes) {
   PlacedRows four = rows;
   for (long group = 0; group < groups; ++group, four.place += 4, tiles += CHUNK) {
     fetch_next<4>(four, first);
     if (count < CHUNK)
-      turn_value_chunk<true>(Padded<4>(four, first, count).rows(), 0, tiles, tile_bytes);
+      transpose_value_chunk<true>(Padded<4>(four, first, count).rows(), 0, tiles, tile_bytes);
     else
-      turn_value_chunk<false>(four, first, tiles, tile_bytes);
+      transpose_value_chunk<false>(four, first, tiles, tile_bytes);
   }
 }
 
-void join(const int* high, const int* low, int count, float factor, const float* scales, float* numbers) {
+void combine(const int* high, const int* low, int count, float factor, const float* scales, float* numbers) {
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
     const Vector sums = __builtin_convertvector(load_as<Integers>(high + i), Vector) * 128.0f +
@@ -228,7 +225,7 @@ void multiply(float* numbers, const float* factors, long count) {
 
 extern const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA);
 const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, turn_keys, turn_values, sort_columns, join, multiply,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, transpose_keys, transpose_values, sort_columns, combine, multiply,
 };
 
 }  // namespace tightbeam

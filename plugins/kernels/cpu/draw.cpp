@@ -1,6 +1,5 @@
-// Draws from whole rows of scores, for the search on the host, which reads them where a step's candidates do not
-// suffice (deploy/search/warpers.py). A row is read once, for the sums of its blocks; of one block the numbers are
-// looked at.
+// Sampling of a token from a full row of scores, for searches that need more than a step's candidates
+// (deploy/search/warpers.py). The row is read once, for the sums of its blocks; then one block is read again.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,9 +10,9 @@ namespace tightbeam {
 namespace {
 
 constexpr size_t BLOCK = 256;
-constexpr double SMALLEST = 1e-20;  // total of the weights below which `best` is too far above the row
+constexpr double SMALLEST = 1e-20;  // if the sum of weights is below, `best` is too far above the row
 
-// The weights exp((scores - best) / temperature) of a block.
+// The weights exp((score - best) / temperature) of the tokens, in blocks.
 class Weights {
  public:
   Weights(const float* scores, size_t count, float best, float temperature)
@@ -30,6 +29,7 @@ class Weights {
     return numbers_;
   }
 
+  // Fills in the sum of all weights up to the end of each block; returns the last one.
   double sums(std::vector<double>& ends) {
     double total = 0;
     for (size_t block = 0; block < ends.size(); ++block) ends[block] = total += sum(block);
@@ -53,8 +53,8 @@ class Weights {
 }  // namespace
 }  // namespace tightbeam
 
-// The token that has the number `uniform`, 0 to 1, where the tokens share these numbers in their order, each as much as
-// its weight is; -1 where no score is finite. `best`: a number like the largest score, or NaN.
+// Samples a token. The tokens divide the range 0 to 1 in their order, in proportion to their weights; the result is the
+// token whose part holds `uniform`, or -1 if no score is finite. `best` is about the largest score, or NaN.
 extern "C" __attribute__((visibility("default"))) long long tightbeam_draw(const float* scores, long long count,
                                                                            float best, float temperature,
                                                                            double uniform) {
@@ -63,12 +63,12 @@ extern "C" __attribute__((visibility("default"))) long long tightbeam_draw(const
   std::vector<double> ends((size + BLOCK - 1) / BLOCK);
   double total = 0;
   if (std::isfinite(best)) total = Weights(scores, size, best, temperature).sums(ends);
-  if (!(total >= SMALLEST && total <= 2.0 * static_cast<double>(size))) {  // also where it is far below
+  if (!(total >= SMALLEST && total <= 2.0 * static_cast<double>(size))) {  // `best` is NaN, or far from the row
     best = math().row_max(scores, size);
     if (!std::isfinite(best)) return -1;
     total = Weights(scores, size, best, temperature).sums(ends);
   }
-  const double below = std::min(uniform * total, std::nextafter(total, 0));  // a product may round up to the total
+  const double below = std::min(uniform * total, std::nextafter(total, 0));  // the product may round up to the total
   const size_t block = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), below) - ends.begin());
   Weights weights(scores, size, best, temperature);
   const float* own = weights.of(block);

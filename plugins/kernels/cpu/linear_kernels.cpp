@@ -1,12 +1,12 @@
-// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
-// external linkage but the table.
+// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: only the table may have
+// external linkage.
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/vectors.h"
 
 namespace tightbeam {
 namespace {
 
-constexpr int VECTORS = TILE_COLUMNS / LANES;  // of a row's sums, of a tile
+constexpr int VECTORS = TILE_COLUMNS / LANES;  // registers of a row's sums for a tile
 constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 2;
 constexpr int MOST_SUMS = LANES == 16 ? 24 : LANES == 8 ? 12 : 8;  // registers of sums
 constexpr int MOST_TILES = 4;
@@ -21,16 +21,11 @@ int tiles_of(int height) {
 
 typedef float Four __attribute__((vector_size(16)));
 
-// Four numbers of four rows, turned.
+// Transposes four numbers of four rows.
 inline void pack_block(const float* rows, long step, int height, float* packed) {
-  const Four a = load_as<Four>(rows), b = load_as<Four>(rows + step);
-  const Four c = load_as<Four>(rows + 2 * step), d = load_as<Four>(rows + 3 * step);
-  const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  store_as(packed, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
-  store_as(packed + height, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
-  store_as(packed + 2 * height, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
-  store_as(packed + 3 * height, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
+  const Columns<Four> columns = columns_of(load_as<Four>(rows), load_as<Four>(rows + step),
+                                           load_as<Four>(rows + 2 * step), load_as<Four>(rows + 3 * step));
+  for (int i = 0; i < 4; ++i) store_as(packed + i * height, columns.of[i]);
 }
 
 void pack(const float* rows, long step, int height, long count, float* packed) {
@@ -117,7 +112,7 @@ constexpr ByRows<1> BY_ONE;
 constexpr ByRows<2> BY_TWO;
 constexpr ByRows<4> BY_FOUR;
 
-// A number of tiles that is left at the end goes one by one, or two by two.
+// The tiles that are left at the end come one by one, or two by two.
 void multiply(const TileProduct& product) {
   if (product.tiles == 4) return BY_FOUR.of[product.height](product);
   if (product.tiles == 2) return BY_TWO.of[product.height](product);
@@ -125,7 +120,7 @@ void multiply(const TileProduct& product) {
 }
 
 void finish(const TileOutput& output) {
-  const TileOutput o = output;  // a copy, which no store can change
+  const TileOutput o = output;  // a copy, so that the compiler knows that no store changes it
   for (int row = 0; row < o.rows; ++row) {
     const float* sums = o.sums + row * static_cast<long>(o.stride);
     const float* addend = o.addend == nullptr ? nullptr : o.addend + row * o.output_step;

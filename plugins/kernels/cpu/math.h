@@ -1,15 +1,16 @@
-// The inner loops of the CPU kernels, compiled once for each instruction set; `math()` is the best one of this machine.
+// The inner loops of the CPU kernels, compiled once for each instruction set. `math()` returns the best version for
+// this machine.
 #pragma once
 
 #include <cstddef>
 
 namespace tightbeam {
 
-// Rows that will be needed next: they are fetched from memory while others are worked on.
+// Rows that are needed next. They are prefetched while others are worked on.
 struct Upcoming {
   const float* const* rows;
   int count;
-  int width;  // numbers of a row
+  int width;  // of a row
 };
 
 struct Math {
@@ -23,7 +24,7 @@ struct Math {
   void (*add_weighted)(const float* weights, int stride, int Q, const float* const* values, int count, int V,
                        float* sums, long sums_stride, Upcoming next);
 
-  // The greatest of `count` numbers, -inf of none; NaN if one is.
+  // The largest number; -inf if `count` is 0, NaN if a number is NaN.
   float (*row_max)(const float* numbers, size_t count);
 
   // numbers[i] = exp(numbers[i] - shift); returns their sum.
@@ -34,17 +35,17 @@ struct Math {
 
   void (*scale)(float* numbers, size_t count, float factor);
 
-  // normalized = (row - mean, if `centred`) / root of the mean square of that plus epsilon, x weight + bias.
+  // normalized = x / sqrt(mean of x^2 + epsilon) x weight + bias, with x = row - mean if `centred`, else x = row.
   void (*normalize)(const float* row, long count, const float* weight, const float* bias, float epsilon, bool centred,
                     float* normalized);
 
-  // The first index from `from` on whose number is above the threshold; `count` if there is none.
+  // The first index from `from` on of a number above the threshold; `count` if every number is below or equal.
   size_t (*next_above)(const float* numbers, size_t from, size_t count, float threshold);
 };
 
 const Math& math();
 
-// Scores s become softcap x tanh(s / softcap); they stay as they are where that is 0. The same bits on every machine.
+// Caps scores: s becomes softcap x tanh(s / softcap), unless softcap is 0. The bits are the same on every machine.
 void cap_scores(float* scores, size_t count, float softcap);
 
 }  // namespace tightbeam

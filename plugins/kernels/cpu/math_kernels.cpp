@@ -1,14 +1,14 @@
-// Compiled once for each instruction set (CMakeLists.txt): TIGHTBEAM_ISA names it, TIGHTBEAM_LANES is the number of
-// floats in a register. Nothing here may have external linkage but the table: a function that the linker shares
-// between the copies would bring wide instructions to machines without them. So of headers with inline code only
-// vectors.h is used, whose code has internal linkage.
+// Compiled once for each instruction set (cmake/InstructionSets.cmake): TIGHTBEAM_ISA names the set, and
+// TIGHTBEAM_LANES is the number of floats in its registers. Only the table may have external linkage: the linker would
+// share any other function between the copies, and so bring wide instructions to machines without them. So this file
+// uses inline code only from vectors.h, whose code has internal linkage.
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/vectors.h"
 
 namespace tightbeam {
 namespace {
 
-// Lane i is the sum of the lanes of vectors[i]: LANES sums for LANES - 1 additions, two shuffles each.
+// Lane i of the result is the sum of the lanes of v[i]: LANES sums by LANES - 1 additions with two shuffles each.
 inline Vector sums_of(Vector* v) {
 #if TIGHTBEAM_LANES == 16
   TIGHTBEAM_UNROLL
@@ -52,7 +52,7 @@ inline void fetch(Upcoming next, int row) {
   for (long byte = 0; byte < next.width * long{sizeof(float)}; byte += 64) __builtin_prefetch(begin + byte, 0, 2);
 }
 
-// QUERIES x KEYS = LANES dot products at a time, so that one tree of shuffles sums them all.
+// Computes QUERIES x KEYS = LANES dot products at a time, so that one tree of shuffles sums them all.
 template <int QUERIES>
 void dot_block(const float* queries, const float* const* keys, int count, int K, float* scores, int stride,
                Upcoming next) {
@@ -111,7 +111,7 @@ void dot(const float* queries, int Q, const float* const* keys, int count, int K
   }
 }
 
-// QUERIES x VECTORS registers of sums, filled over all positions before they are stored.
+// Keeps QUERIES x VECTORS registers of sums over all positions before it stores them.
 template <int QUERIES, int VECTORS>
 void weighted_block(const float* weights, int stride, const float* const* values, int count, int v, float* sums,
                     long sums_stride, Upcoming next) {
@@ -195,7 +195,7 @@ float row_max(const float* numbers, size_t count) {
   return result;
 }
 
-inline float total_of(Vector vector) {
+inline float sum_of_lanes(Vector vector) {
   float total = 0;
   for (int lane = 0; lane < LANES; ++lane) total += vector[lane];
   return total;
@@ -214,11 +214,11 @@ float exponentials(float* numbers, size_t count, float shift) {
     const int left = static_cast<int>(count - i);
     const Vector result = exponential(load_some(numbers + i, left) - by);
     store_some(numbers + i, result, left);
-    float sum = total_of(total);
+    float sum = sum_of_lanes(total);
     for (int lane = 0; lane < left; ++lane) sum += result[lane];
     return sum;
   }
-  return total_of(total);
+  return sum_of_lanes(total);
 }
 
 double sum_of_exponentials(const float* numbers, size_t count, float shift) {
@@ -226,10 +226,10 @@ double sum_of_exponentials(const float* numbers, size_t count, float shift) {
   double sum = 0;
   size_t i = 0;
   while (i + LANES <= count) {
-    Vector total = {};  // of at most 64 vectors, so that float sums stay short
+    Vector total = {};  // of at most 64 vectors, so that sums in float32 stay short
     const size_t end = i + 64 * LANES < count ? i + 64 * LANES : count;
     for (; i + LANES <= end; i += LANES) total += exponential(load(numbers + i) - by);
-    sum += total_of(total);
+    sum += sum_of_lanes(total);
   }
   if (i < count) {
     const Vector result = exponential(load_some(numbers + i, static_cast<int>(count - i)) - by);
@@ -259,8 +259,8 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
   return count;
 }
 
-// The sum of term(numbers of a vector) over a row, four sums side by side, so that additions do not wait for each
-// other. Lanes beyond the row's end do not count.
+// The sum of term(vector) over a row. Four sums go side by side, so that additions need not wait for one another. Lanes
+// beyond the row's end do not count.
 template <class Term>
 inline float sum_of(const float* row, long count, const Term& term) {
   Vector totals[4] = {};
@@ -270,7 +270,7 @@ inline float sum_of(const float* row, long count, const Term& term) {
     for (int part = 0; part < 4; ++part) totals[part] += term(load(row + i + part * LANES));
   }
   for (; i + LANES <= count; i += LANES) totals[0] += term(load(row + i));
-  float sum = total_of((totals[0] + totals[1]) + (totals[2] + totals[3]));
+  float sum = sum_of_lanes((totals[0] + totals[1]) + (totals[2] + totals[3]));
   if (i < count) {
     const Vector last = term(load_some(row + i, static_cast<int>(count - i)));
     for (int lane = 0; lane < count - i; ++lane) sum += last[lane];

@@ -1,5 +1,5 @@
-// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
-// external linkage but the table. (The compiler's own intrinsics have none.)
+// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: only the table may have
+// external linkage. (The compiler's intrinsics have internal linkage.)
 #include "kernels/cpu/quantized.h"
 #include "kernels/cpu/vectors.h"
 
@@ -10,8 +10,8 @@
 namespace tightbeam {
 namespace {
 
-constexpr int PARTS = LANES == 4 ? 2 : 1;              // of a tile, one after the other
-constexpr int VECTORS = TILE_COLUMNS / LANES / PARTS;  // of a row's sums, of a tile or its part
+constexpr int PARTS = LANES == 4 ? 2 : 1;              // of a tile, multiplied one after the other
+constexpr int VECTORS = TILE_COLUMNS / LANES / PARTS;  // registers of a row's sums for a tile or its part
 typedef short Shorts __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef unsigned short Words __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
@@ -75,7 +75,7 @@ inline Integers add_dot(Integers sum, Integers weights, Integers numbers) {
 #define TIGHTBEAM_DOT 0
 constexpr int ROWS_OF_ONE = LANES == 16 ? 16 : LANES == 8 ? 4 : 2, ROWS_OF_TWO = LANES == 16 ? 10 : 0;
 
-// The first and the third, the second and the fourth of four neighbours, as pairs of 16 bits.
+// Four neighbours as pairs of 16 bits: the first and the third, the second and the fourth.
 struct Group {
   int even, odd;
 };
@@ -87,7 +87,7 @@ inline Group group_of(const signed char* n) {
                                                                    << 16)};
 }
 
-// Sums of two neighbouring products each.
+// The sums of pairs of neighbouring products.
 inline Integers pair_sums(Shorts a, Shorts b) {
 #if TIGHTBEAM_LANES == 16
   return (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -197,11 +197,11 @@ void pack(const signed char* integers, long width, int rows, long groups, void* 
   int row = 0;
 #if TIGHTBEAM_DOT
   typedef int Four __attribute__((vector_size(16)));
-  for (; row + 4 <= rows; row += 4) {  // 4 x 4 groups at a time, transposed
+  for (; row + 4 <= rows; row += 4) {  // transposes 4 x 4 groups at a time
     const signed char* from = integers + row * width;
     long k = 0;
 #if TIGHTBEAM_LANES == 16
-    for (; k + 16 <= groups; k += 16) {  // four times
+    for (; k + 16 <= groups; k += 16) {  // four blocks of 4 x 4
       const Integers a = load_as<Integers>(from + k * GROUP), b = load_as<Integers>(from + width + k * GROUP),
                      c = load_as<Integers>(from + 2 * width + k * GROUP),
                      d = load_as<Integers>(from + 3 * width + k * GROUP);
@@ -225,14 +225,10 @@ void pack(const signed char* integers, long width, int rows, long groups, void* 
     }
 #endif
     for (; k + 4 <= groups; k += 4) {
-      const Four a = load_as<Four>(from + k * GROUP), b = load_as<Four>(from + width + k * GROUP),
-                 c = load_as<Four>(from + 2 * width + k * GROUP), d = load_as<Four>(from + 3 * width + k * GROUP);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
-                 AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      store_as(to + k * rows + row, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-      store_as(to + (k + 1) * rows + row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-      store_as(to + (k + 2) * rows + row, __builtin_shufflevector(AB, CD, 0, 1, 4, 5));
-      store_as(to + (k + 3) * rows + row, __builtin_shufflevector(AB, CD, 2, 3, 6, 7));
+      const Columns<Four> columns =
+          columns_of(load_as<Four>(from + k * GROUP), load_as<Four>(from + width + k * GROUP),
+                     load_as<Four>(from + 2 * width + k * GROUP), load_as<Four>(from + 3 * width + k * GROUP));
+      for (int i = 0; i < 4; ++i) store_as(to + (k + i) * rows + row, columns.of[i]);
     }
     for (; k < groups; ++k)
       for (int i = 0; i < 4; ++i) to[k * rows + row + i] = group_of(from + i * width + k * GROUP);
@@ -244,8 +240,8 @@ void pack(const signed char* integers, long width, int rows, long groups, void* 
 
 // ---- integers to floats ----
 
-// |x| times the normal distribution of -|x|, to 3e-8, by polynomials in |x| between multiples of 0.4: GELU_POWERS[i][j]
-// belongs to (2.5 |x| - j)^i where j is the nearest integer to 2.5 |x|. From 5.8 on it is 0.
+// |x| times the normal distribution function of -|x|, to 3e-8. It is a polynomial in |x| around each multiple of 0.4:
+// GELU_POWERS[i][j] is the coefficient of (2.5 |x| - j)^i, with j the nearest integer to 2.5 |x|. From 5.8 on it is 0.
 constexpr float GELU_STEPS = 2.5f;
 constexpr float GELU_LAST = 15.0f;
 constexpr float GELU_POWERS[6][16] = {
@@ -269,7 +265,7 @@ constexpr float GELU_POWERS[6][16] = {
      -4.8765736e-07f, -1.10121746e-07f, -2.00269525e-08f, 0.0f},
 };
 
-// table[index of the lane], of the index's last four bits.
+// Looks up table[index & 15] for each lane's index.
 inline Vector look_up(const float (&table)[16], Integers index) {
 #if TIGHTBEAM_LANES == 16
   return (Vector)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)index, (__m512)load(table));
@@ -286,7 +282,7 @@ inline Vector gelu(Vector x) {
   const Vector zero = {}, last = broadcast(GELU_LAST), magic = broadcast(MAGIC);
   const Vector steps = (Vector)((Bits)x & 0x7FFFFFFFu) * GELU_STEPS;
   const Vector bounded = steps < last ? steps : last;
-  const Vector shifted = bounded + magic;  // whose low bits are the nearest integer
+  const Vector shifted = bounded + magic;  // its low bits are the nearest integer
   const Vector rest = bounded - (shifted - magic);
   Vector tail = look_up(GELU_POWERS[5], (Integers)shifted);
   TIGHTBEAM_UNROLL
@@ -310,7 +306,7 @@ inline Vector activated(Vector numbers) {
   return numbers;
 }
 
-// A block that is the only one, and all lanes of COUNT vectors from column `first` on.
+// The end of a product of one block, for COUNT whole vectors of columns from `first` on.
 template <int ACTIVATION, int COUNT>
 void scale_whole(const Scaling& s, int first) {
   Vector scales[COUNT], bias[COUNT];
@@ -338,7 +334,7 @@ void scale_whole(const Scaling& s, int first) {
   }
 }
 
-// One of several blocks, or fewer lanes than a vector has.
+// The end of a product for one of several blocks, or for fewer columns than a vector has lanes.
 template <int ACTIVATION>
 void scale_some(const Scaling& s, int first, int count) {
   const Vector scales = load_some(s.scale + first, count), bias = load_some(s.bias + first, count);
@@ -369,7 +365,7 @@ void scale_with(const Scaling& s) {
 }
 
 void scale(const Scaling& scaling) {
-  const Scaling s = scaling;  // a copy, which no store can change
+  const Scaling s = scaling;  // a copy, so that the compiler knows that no store changes it
   if (s.activation == 1) return scale_with<1>(s);
   if (s.activation == 2) return scale_with<2>(s);
   if (s.activation == 3) return scale_with<3>(s);

@@ -1,4 +1,4 @@
-// A range of tiles, of rows or of numbers, and its parts.
+// A range of tiles, rows or numbers, and its parts.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ struct Range {
   int begin, end;
 
   int size() const { return end - begin; }
-  // Part i of `count`, in whole steps.
+  // Part i of `count`; each part has whole steps.
   Range part(long i, long count, int step = 1) const {
     const long steps = (size() - 1) / step + 1;
     return {static_cast<int>(begin + steps * i / count * step),

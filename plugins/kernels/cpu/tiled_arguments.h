@@ -1,4 +1,4 @@
-// Checks that the operators with matrices in tiles of 16 columns share.
+// What the operators with matrices in tiles of 16 columns share of reading a call.
 #pragma once
 
 #include "kernels/cpu/quantized.h"
@@ -6,7 +6,7 @@
 
 namespace tightbeam {
 
-// Ends the call unless its weights have the tiles of as many columns as the letter `columns` says.
+// Checks that the weights have as many tiles as the size of the letter `columns` needs.
 inline void check_tiles(const Call& call, const char* columns) {
   const int size = call.size(columns), tiles = call.size("tiles"), expected = (size - 1) / TILE_COLUMNS + 1;
   if (tiles != expected)
@@ -14,7 +14,7 @@ inline void check_tiles(const Call& call, const char* columns) {
               " of 16 columns for " + columns + " = " + std::to_string(size));
 }
 
-// Fills in what is added to the products [R, Y] of arguments that know R and Y: a tensor of their shape, or one number.
+// Fills in the addend of products [R, Y]: a tensor of their shape, or one number. `arguments` has R and Y already.
 template <class Float, class Arguments>
 void set_addend(const Call& call, Arguments& arguments) {
   const int rows = call.size("addend_rows"), columns = call.size("addend_columns");

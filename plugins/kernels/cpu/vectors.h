@@ -1,5 +1,5 @@
-// Vectors of one instruction set, for the files that are compiled once for each (cmake/InstructionSets.cmake). All of
-// it has internal linkage, so that no two copies are ever shared.
+// Vectors of one instruction set, for the files that are compiled once for each set (cmake/InstructionSets.cmake). All
+// code here has internal linkage, so that copies are never shared.
 #pragma once
 
 namespace tightbeam {
@@ -26,7 +26,7 @@ inline Vector load(const float* from) { return load_as<Vector>(from); }
 
 inline void store(float* to, Vector vector) { store_as(to, vector); }
 
-// The first `count` numbers, then zeros.
+// Loads `count` numbers, then zeros.
 inline Vector load_some(const float* from, int count) {
   Vector vector = {};
   __builtin_memcpy(&vector, from, count * sizeof(float));
@@ -37,13 +37,28 @@ inline void store_some(float* to, Vector vector, int count) { __builtin_memcpy(t
 
 inline Vector broadcast(float number) { return number - Vector{}; }
 
-// Small arrays of registers stay in registers only where the loops over them are gone before the compiler places them.
+template <class Four>
+struct Columns {
+  Four of[4];
+};
+
+// Transposes four rows of four numbers.
+template <class Four>
+inline Columns<Four> columns_of(Four a, Four b, Four c, Four d) {
+  const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return {{__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5), __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+           __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+           __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)}};
+}
+
+// Unrolls a loop fully: the compiler keeps a small array in registers only if the loops over it are unrolled early.
 #define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
 
 constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
 
-// e^x for x <= 0, to 2 units in the last place; 0 below -87, NaN of NaN. x = n ln 2 + r, and e^r by a polynomial of
-// degree 6. Lanes that do not count may hold any x.
+// e^x for x <= 0, to 2 units in the last place; 0 below -87, and NaN for NaN. With x = n ln 2 + r, e^r is a polynomial
+// of degree 6. Lanes that do not count may hold any x.
 inline Vector exponential(Vector x) {
   const Vector lowest = broadcast(-87.0f);
   const Integers vanishes = x < lowest;

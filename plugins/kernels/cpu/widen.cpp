@@ -22,14 +22,14 @@ float from_bfloat16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits)
 
 uint16_t to_bfloat16(float number) {
   const uint32_t bits = bits_of(number);
-  if (number != number) return static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays one
+  if (number != number) return static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays NaN
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
 float from_float16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   if (rest >= 0x7C00) return float_of(sign | 0x7F800000 | (rest & 0x3FF) << 13);  // infinity and NaN
-  // Placed 112 binary orders too low, which the product makes up for; so subnormal numbers come out right as well.
+  // The shifted bits are 2^112 times too small, and the product corrects that, for subnormal numbers too.
   return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
 }
 
@@ -37,7 +37,8 @@ uint16_t to_float16(float number) {
   const uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);   // NaN
   if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // 65520 and more round to infinity
-  if (magnitude < 0x38800000)  // below 2^-14: adding 1/2 leaves the number's 2^-24ths as the sum's lowest bits, rounded
+  if (magnitude <
+      0x38800000)  // below 2^-14: the lowest bits of the number + 1/2 are the number in units of 2^-24, rounded
     return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
   const uint32_t rounded = magnitude + 0xFFF + (magnitude >> 13 & 1) - (112u << 23);
   return static_cast<uint16_t>(sign | rounded >> 13);

@@ -1,5 +1,6 @@
-// A kernel of float32 alone, for a node of float16 or bfloat16: its tensors are widened before and rounded to
-// the nearest after. Caches too, whole, so on the CPU a model of 16 bits is served, but float32 is the faster one.
+// A kernel that has only a float32 version, for a node of float16 or bfloat16: its tensors are widened before, and
+// rounded to the nearest after. That includes whole caches. So the CPU can run a model of 16 bits, but float32 is
+// faster.
 #pragma once
 
 #include <vector>
@@ -9,7 +10,7 @@
 
 namespace tightbeam {
 
-// Runs `run` on `call` as if its operator's float type were float32. `narrow`: what it is, float16 or bfloat16.
+// Calls `run` on `call` as if its float type were float32. `narrow` is its type, float16 or bfloat16.
 void run_widened(Call& call, Type narrow, const Parallel& parallel, void (*run)(const Call&, const Parallel&));
 
 }  // namespace tightbeam

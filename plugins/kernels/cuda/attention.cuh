@@ -1,5 +1,5 @@
-// Parts of the attention kernels: softmax over parts, a beam's history, and rows streamed through the lanes of a
-// warp.
+// Parts of the attention kernels: softmax over parts, a beam's history, rows that stream through the lanes of a warp,
+// and fragments of the tensor cores.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -7,17 +7,17 @@
 
 namespace tightbeam::device {
 
-// exp(score - row_max); 0 for a position that does not count, even where none does.
+// exp(score - row_max); 0 for a position that does not count, even if no position does.
 __device__ __forceinline__ float weight_below(float score, float row_max) {
   return score == -infinity() ? 0.0f : expf(score - row_max);
 }
 
-// A scaled score under `softcap`; 0: none.
+// A scaled score, capped unless `softcap` is 0.
 __device__ __forceinline__ float capped(float score, float softcap) {
   return softcap == 0.0f ? score : softcap * tanhf(score / softcap);
 }
 
-// One pack of a row of `columns` numbers, zeros beyond them. `aligned`: every pack of every row is, and is full.
+// A pack of a row of `columns` numbers, with zeros beyond them. `aligned` says that every pack is aligned and full.
 template <class Float>
 __device__ __forceinline__ Pack<Float> load_pack(const Float* row, int column, int columns, bool aligned) {
   Pack<Float> pack;
@@ -31,14 +31,14 @@ __device__ __forceinline__ Pack<Float> load_pack(const Float* row, int column, i
   return pack;
 }
 
-// The positions of a sample's history that count: begin..newest. `first`: row of the rotation tables of position 0.
+// The positions of a sample's history that count: begin..newest. `first` is the rotation tables' row for position 0.
 struct Span {
   int begin, newest, first;
   bool valid;
 };
 
-// Called by a whole block. The values of `lengths`, `ancestry` and `first_positions` are checked here: a sample in
-// which one of them leads beyond a tensor is not valid, and nothing of it may be read or written.
+// Finds a sample's span and checks its values in `lengths`, `ancestry` and `first_positions`. If one of them leads
+// beyond a tensor, the sample is invalid, and none of its rows may be read or written. Called by a whole block.
 template <class Arguments>
 __device__ Span history_span(const Arguments& a, int sample) {
   const int length = a.lengths[sample];
@@ -64,20 +64,20 @@ __device__ Span history_span(const Arguments& a, int sample) {
   return span;
 }
 
-// The row whose cache holds position `position` of a beam's history.
+// The row whose cache has position `position` of a beam's history.
 template <class Arguments>
 __device__ __forceinline__ long long history_row(const Arguments& a, int sample, int beam, int position) {
   const long long first_row = static_cast<long long>(sample) * a.M;
   return first_row + a.ancestry[(first_row + beam) * a.T + position];
 }
 
-// The biases by distance of a row, or null.
+// The biases of a row by distance, or null.
 template <class Arguments>
 __device__ __forceinline__ const float* history_bias(const Arguments& a, long long row) {
   return a.distance_bias ? a.distance_bias + row * a.bias_row_stride : nullptr;
 }
 
-// `bias`: result of history_bias. PLAIN: of a kernel that is not launched where there is a cap.
+// A finished score. `bias` is the result of history_bias. PLAIN is for a kernel that runs only without a cap.
 template <bool PLAIN, class Arguments>
 __device__ __forceinline__ float history_score(const Arguments& a, const Span& span, const float* bias, int head,
                                                int position, float dot) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ float history_score(const Arguments& a, const Span& s
   return score + bias[static_cast<long long>(head) * a.bias_distances + span.newest - position];
 }
 
-// A number of a head at column `column`, rotated by the angles of row `table_row`; `at(c)` gives the head's numbers.
+// The number of a head at `column`, rotated by the angles of row `table_row`. `at(c)` returns the head's number c.
 template <class Arguments, class At>
 __device__ __forceinline__ float rotated(const Arguments& a, int table_row, int column, At at) {
   if (column >= a.rotary) return at(column);
@@ -97,23 +97,23 @@ __device__ __forceinline__ float rotated(const Arguments& a, int table_row, int 
   return at(column) * a.cosines[i] + at(column - half) * a.sines[i];
 }
 
-// Softmax and weighted values of one query over some of its positions.
+// The softmax of a query over some of its positions.
 struct PartialSoftmax {
   float row_max, row_sum;
 
   __device__ float lse() const { return row_sum == 0.0f ? -infinity() : row_max + logf(row_sum); }
 };
 
-// Joins parts that were made apart: part i has `softmax(i)` and the weighted sum `sum(i)` of one output number.
+// Combines the results of several parts: part i has `softmax(i)` and the weighted sum `sum(i)` of one output number.
 template <class Softmax, class Sum>
-__device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum, float* lse) {
+__device__ __forceinline__ float combine_parts(int parts, Softmax softmax, Sum sum, float* lse) {
   float row_max = -infinity();
   for (int i = 0; i < parts; ++i) row_max = fmaxf(row_max, softmax(i).row_max);
   float row_sum = 0.0f, value = 0.0f;
   for (int i = 0; i < parts; ++i) {
     const PartialSoftmax part = softmax(i);
     const float weight = weight_below(part.row_max, row_max);
-    // A part in which no position counts may hold anything. One whose scores are all NaN has a row max of -inf too.
+    // A part without a position that counts may hold any number. A part of NaN scores has the row max -inf as well.
     if (weight == 0.0f && !isnan(part.row_sum)) continue;
     row_sum += weight * part.row_sum;
     value += weight * sum(i);
@@ -122,7 +122,8 @@ __device__ __forceinline__ float join_parts(int parts, Softmax softmax, Sum sum,
   return row_sum == 0.0f ? 0.0f : value / row_sum;
 }
 
-// Factors of the sum of `own`'s weighted values and of a prefix's output, whose lse is at `prefix_lse`; null: none.
+// Factors of `own`'s sum of weighted values and of the prefix's output. `prefix_lse` points to its lse; null: no
+// prefix.
 __device__ __forceinline__ float2 shares_beside_prefix(const PartialSoftmax& own, const float* prefix_lse) {
   float sum = own.row_sum, weight = 1.0f, prefix_weight = 0.0f;
   if (prefix_lse) {
@@ -135,9 +136,9 @@ __device__ __forceinline__ float2 shares_beside_prefix(const PartialSoftmax& own
 }
 
 // Attention of a few queries over rows that stream from global memory into registers, without a barrier. A row takes
-// `lanes` lanes of a warp (a power of two), 16 bytes a lane at a time, so a warp has 32 / lanes rows under way at once,
-// AHEAD times over. Each group of lanes keeps a softmax of its own until the end. CHUNKS packs a lane: one where rows
-// are aligned and narrow enough; more serve any width and alignment, for one query.
+// `lanes` lanes of a warp (a power of two), and each lane loads 16 bytes at a time. So a warp loads AHEAD times 32 /
+// lanes rows at once. Each group of lanes has a softmax of its own until the end. A lane has CHUNKS packs of a value
+// row: one if rows are aligned and narrow enough; more for any width and alignment, with one query.
 template <class Float, int QUERIES, int CHUNKS, class Rows>
 struct RowStream {
   static constexpr int SIZE = Pack<Float>::size;
@@ -147,10 +148,13 @@ struct RowStream {
   PartialSoftmax softmax[QUERIES];
   float sums[QUERIES][CHUNKS * SIZE];  // of columns first_column + (chunk x lanes + lane) x SIZE ..
 
-  // `rows` gives: begin, end; key and value widths K, V; look_up(t), what has to be known before a position is read:
-  // negative where it does not count; locate(t, found, &key, &value), score(q, t, dot); a constant has_rotation, and
-  // rotation(t, column, cosines, sines) of four columns. `queries`: [QUERIES, K_padded] in shared memory, then as many
-  // numbers that go with the sines.
+  // `rows` has:
+  //   begin, end, K, V                         positions, and widths of keys and values
+  //   look_up(t)                               needed before position t is read; negative if it does not count
+  //   locate(t, found, &key, &value)           addresses of a position's rows
+  //   score(q, t, dot)                         the finished score
+  //   has_rotation, rotation(t, column, cosines, sines)  of four columns
+  // `queries` is [QUERIES, K_padded] in shared memory, followed by as many numbers that the sines are multiplied by.
   __device__ void run(const Rows& rows, const float* queries, int K_padded, int lanes, int part, int parts,
                       int first_column) {
     const int lane = threadIdx.x % WARP % lanes, group = threadIdx.x % WARP / lanes, groups = WARP / lanes;
@@ -189,11 +193,11 @@ struct RowStream {
       };
 #pragma unroll
       for (int u = 0; u < AHEAD; ++u) {
-        // A position that does not count is read in place of another and left out, so that the loads need no branch.
+        // For a position that does not count, another one is read and ignored, so that the loads need no branch.
         t[u] = found[u] < 0 ? rows.begin : position(begin, u);
         rows.locate(t[u], found[u] < 0 ? 0 : found[u], &keys[u], &values[u]);
       }
-      constexpr bool BESIDE = CHUNKS == 1 && QUERIES == 1;  // values with the keys, where registers allow it
+      constexpr bool BESIDE = CHUNKS == 1 && QUERIES == 1;  // loads values with the keys, if there are enough registers
       if (BESIDE) load_values();
 
       float dots[AHEAD][QUERIES] = {};
@@ -201,7 +205,7 @@ struct RowStream {
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) key[u] = load_pack(keys[u], column, rows.K, ALIGNED);
         multiply(rows, queries, K_padded, column, t, key, dots);
-        if (CHUNKS == 1) break;  // keys are no wider than values may be
+        if (CHUNKS == 1) break;  // one pack of each lane covers a whole key
       }
       if (!BESIDE) load_values();
 
@@ -217,7 +221,7 @@ struct RowStream {
           scores[u] = found[u] < 0 ? -infinity() : rows.score(q, t[u], dot);
           row_max = fmaxf(row_max, scores[u]);
         }
-        const float base = row_max == -infinity() ? 0.0f : row_max;  // the weight of -inf is 0 then too
+        const float base = row_max == -infinity() ? 0.0f : row_max;  // so that the weight of -inf is 0
         const float shrink = expf(softmax[q].row_max - base);
         softmax[q].row_max = row_max;
         softmax[q].row_sum *= shrink;
@@ -236,7 +240,7 @@ struct RowStream {
     }
   }
 
-  // Adds the products of a pack of each key, from `column` on, with the queries.
+  // Adds the products of a pack of each key, from `column` on, to the queries' dots.
   __device__ __forceinline__ void multiply(const Rows& rows, const float* queries, int K_padded, int column,
                                            const int (&t)[AHEAD], const Pack<Float> (&key)[AHEAD],
                                            float (&dots)[AHEAD][QUERIES]) {
@@ -264,7 +268,7 @@ struct RowStream {
     }
   }
 
-  // Joins the groups of the warp and leaves the result in shared memory: [QUERIES] softmaxes, [QUERIES, columns] sums.
+  // Combines the warp's groups and writes [QUERIES] softmaxes and [QUERIES, columns] sums to shared memory.
   __device__ void store(PartialSoftmax* softmax_out, float* sums_out, int lanes) {
     const int lane = threadIdx.x % WARP, columns = lanes * CHUNKS * SIZE;
 #pragma unroll
@@ -287,7 +291,7 @@ struct RowStream {
   }
 };
 
-// Two numbers in one register of a matrix fragment.
+// Packs two numbers into one register of a matrix fragment.
 template <class Half>
 __device__ __forceinline__ unsigned pack_two(Half low, Half high) {
   unsigned short bits[2];
@@ -300,7 +304,8 @@ __device__ __forceinline__ unsigned pack_two(float low, float high) {
   return pack_two(from_float<Half>(low), from_float<Half>(high));
 }
 
-// Two neighbours of a row of `columns` numbers, zeros beyond them. `aligned`: as for load_pack, and `column` is even.
+// Two neighbours of a row of `columns` numbers, with zeros beyond them. `aligned` is as for load_pack; `column` is
+// even.
 template <class Half>
 __device__ __forceinline__ unsigned load_two(const Half* row, int column, int columns, bool aligned) {
   if (aligned) return column < columns ? *reinterpret_cast<const unsigned*>(row + column) : 0;
@@ -317,15 +322,15 @@ __device__ __forceinline__ float unpack(unsigned two, int which) {
   return to_float(value);
 }
 
-// Loads the b fragments of two neighbouring 8-column tiles from 16 rows in shared memory, `stride` numbers apart, at
-// `corner`. As keys: rows are b's columns (positions), the 16 numbers from `corner` on b's rows. As values: rows
-// (positions) are b's rows, the 16 numbers from `corner` on b's columns. The lanes' addresses differ, so that the two
-// registers of a fragment are neighbours either way, as mma takes them: else each is moved before it.
+// The b fragments of two neighbouring 8-column tiles, loaded from 16 rows of 16 numbers in shared memory, which begin
+// at `corner` and are `stride` numbers apart. The rows are positions. As keys, they are b's columns; as values, they
+// are b's rows. The two kinds have different addresses for the lanes, so that the two registers of a fragment are
+// neighbours in both, as mma needs them; otherwise they would be moved first.
 __device__ __forceinline__ int key_fragment_at(int lane, int stride) {
   return (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
 }
 __device__ __forceinline__ int value_fragment_at(int lane, int stride) { return lane % 16 * stride + lane / 16 * 8; }
-// From this lane's own address: corner + key_fragment_at(lane, stride), or value_fragment_at.
+// Loads from this lane's address: corner + key_fragment_at(lane, stride), or value_fragment_at.
 template <class Address>
 __device__ __forceinline__ void load_key_fragments(unsigned (&b)[2][2], Address address) {
   unsigned fragments[4];
@@ -347,16 +352,7 @@ __device__ __forceinline__ void load_value_fragments(unsigned (&b)[2][2], const 
   load_value_fragments(b, corner + value_fragment_at(threadIdx.x % WARP, stride));
 }
 
-// 16 bytes of a row into shared memory, on their way until copy_async_wait where they can be; zeros beyond `columns`,
-// and for a row that does not count (null).
-template <class Float>
-__device__ __forceinline__ void copy_pack(Float* shared, const Float* row, int column, int columns, bool aligned) {
-  if (row && aligned && column < columns)
-    copy_async_16(shared, row + column);
-  else
-    store_16(shared, load_pack(row, column, row ? columns : 0, aligned));
-}
-
+// Writes a number of the result; with several splits, to the workspace.
 template <class Float>
 __device__ __forceinline__ void put(const SplitResult<Float>& result, int split, long long row, long long column,
                                     float value) {
@@ -365,7 +361,7 @@ __device__ __forceinline__ void put(const SplitResult<Float>& result, int split,
   else
     result.workspace[(split * result.rows + row) * result.width + column] = value;
 }
-// 8 values, each a sum times `factor`; rows and pointers are aligned to 16 bytes.
+// Writes 8 numbers, each a sum times `factor`. Rows and pointers are aligned to 16 bytes.
 template <class Half>
 __device__ __forceinline__ void put_pack(const SplitResult<Half>& result, int split, long long row, int column,
                                          const float* sums, float factor) {
@@ -393,7 +389,7 @@ __device__ __forceinline__ void put_lse(const SplitResult<Float>& result, int sp
     result.lse[row] = value;
 }
 
-// Joins the splits. One block a row.
+// Combines the splits. Grid: one block for each row.
 template <class Float>
 __global__ void __launch_bounds__(128) combine_splits_kernel(SplitResult<Float> result) {
   const long long row = blockIdx.x, rows = result.rows, width = result.width;
@@ -402,9 +398,9 @@ __global__ void __launch_bounds__(128) combine_splits_kernel(SplitResult<Float> 
   const auto softmax = [&](int split) { return PartialSoftmax{lses[split * rows + row], 1.0f}; };
   for (int column = threadIdx.x; column < width; column += blockDim.x) {
     const auto sum = [&](int split) { return outputs[(split * rows + row) * width + column]; };
-    result.output[row * width + column] = from_float<Float>(join_parts(splits, softmax, sum, nullptr));
+    result.output[row * width + column] = from_float<Float>(combine_parts(splits, softmax, sum, nullptr));
   }
-  if (result.lse && threadIdx.x == 0) join_parts(splits, softmax, [](int) { return 0.0f; }, result.lse + row);
+  if (result.lse && threadIdx.x == 0) combine_parts(splits, softmax, [](int) { return 0.0f; }, result.lse + row);
 }
 
 }  // namespace tightbeam::device

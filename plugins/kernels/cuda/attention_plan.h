@@ -1,4 +1,4 @@
-// Division of the work of the attention kernels, decided on the host. Plain structs and arithmetic.
+// The division of the attention kernels' work, decided on the host: plain structs and arithmetic.
 #pragma once
 
 #ifndef __CUDACC_RTC__
@@ -9,16 +9,17 @@
 
 namespace tightbeam {
 
-// RowStream of attention.cuh: how many queries a warp takes at once, packs of 16 bytes a lane keeps of a value row,
-// lanes a row takes, warps that share the rows of one query.
+// For RowStream of attention.cuh: queries of a warp, packs of 16 bytes that a lane has of a value row (chunks), lanes
+// of a row, and warps that share the rows of a query (parts).
 struct RowStreamPlan {
   int queries, chunks, lanes, parts;
   int K_padded;
 };
 
-// beam_attention_tensor_core_kernel: 8 `halves` queries a warp, `width` numbers of a key and of a value that fit, heads
-// of a block and warps that share the rows of one; and of the rows that are found at a time (history_rows.cuh) the
-// positions, the most rows, and the byte offset in shared memory. Q = H / G, and i / Q is i * Q_inverse >> 24.
+// For beam_attention_tensor_core_kernel: a warp has 8 `halves` queries, keys and values are at most `width` wide, a
+// block has `heads` heads, and `parts` warps share the rows of a head. Rows are found `stretch` positions at a time
+// (history_rows.cuh), at most `capacity` of them, in shared memory from byte `rows_at` on. Q = H / G, and i / Q is
+// i * Q_inverse >> 24.
 constexpr int BEAM_TILES_WARPS = 4;
 struct BeamTilesPlan {
   int halves, width, heads, parts;
@@ -27,22 +28,22 @@ struct BeamTilesPlan {
   unsigned rows_at, Q_inverse;
 };
 
-// attend_simt of attention_rows.cuh.
+// For attend_simt of attention_rows.cuh.
 constexpr int SIMT_THREADS = 256, SIMT_QUERIES = 16, SIMT_POSITIONS = 32, SIMT_CHUNK = 64;
 constexpr int SIMT_COLUMNS = 4 * SIMT_THREADS, SIMT_STRIDE = SIMT_CHUNK + 4;
 constexpr unsigned SIMT_SHARED_BYTES =
     4 * ((SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE + SIMT_QUERIES * (SIMT_POSITIONS + 1));
 
-// attention_tensor_core.cuh: a block's tiles of 16 queries, steps of 16 positions, warps, columns of each; and its
-// shared memory, as byte offsets.
+// For attention_tensor_core.cuh: a block has `tiles` tiles of 16 queries, `steps` steps of 16 positions, and `warps`
+// warps with `columns` columns each. The offsets in shared memory are in bytes.
 struct TensorCoreShape {
   int tiles, steps, columns, warps;
-  int stride;  // numbers from row to row in shared memory
+  int stride;  // numbers from a row to the next in shared memory
   unsigned scores_at, weights_at, state_at, parts_at, bytes;
 };
 
-// Destination of a source attention's result: with one split in the outputs, else every split in the workspace, as
-// outputs [splits, rows, width], divided by the split's own row sum, and lse [splits, rows].
+// Where attention over a source writes its result. With one split, that is the outputs. With several, each split writes
+// to the workspace: outputs [splits, rows, width], divided by the split's own row sum, and lse [splits, rows].
 template <class Float>
 struct SplitResult {
   Float* output;
@@ -52,9 +53,9 @@ struct SplitResult {
   long long rows, width;
 };
 
-#ifndef __CUDACC_RTC__  // the rest is the host's
+#ifndef __CUDACC_RTC__  // the rest is for the host
 
-// Joins the splits. One block a row.
+// Combines the splits. Grid: one block for each row.
 namespace device {
 template <class Float>
 __global__ void combine_splits_kernel(SplitResult<Float> result);
@@ -66,9 +67,9 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 inline bool aligned_16(const void* pointer) { return reinterpret_cast<unsigned long long>(pointer) % 16 == 0; }
 
-// `numbers`: of a Float in 16 bytes. `aligned`: rows are whole packs, and begin at a multiple of 16 bytes.
+// `numbers` is how many Floats 16 bytes have. `aligned` says that rows are whole packs and aligned to 16 bytes.
 inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, bool aligned) {
-  constexpr int CHUNKS = 4;  // of the kernel that takes any row, for one query at a time
+  constexpr int CHUNKS = 4;  // of the kernel for any width and alignment, with one query at a time
   const int packs = ceil_div(V, numbers), key_packs = ceil_div(K, numbers);
   RowStreamPlan plan = {};
   plan.chunks = aligned && packs <= 32 && key_packs <= 32 ? 1 : CHUNKS;
@@ -79,12 +80,12 @@ inline RowStreamPlan plan_row_stream(int queries, int K, int V, int numbers, boo
   return plan;
 }
 
-constexpr int SPLIT_WAVES = 2;  // that the blocks of a split source are, at most: it bounds the workspace
+constexpr int SPLIT_WAVES = 2;  // of blocks that a split source has at most; this bounds the workspace
 
-// Splits of N positions, for the least time of the waves in which `blocks` blocks a split run, `slots` at once. What a
-// split writes for the join, and the join reads, takes as long as `overhead` positions.
+// The number of splits of N positions for which the waves of blocks take the least time. A split has `blocks` blocks,
+// and `slots` blocks run at once. Writing and reading a split's results takes as long as `overhead` positions.
 inline int plan_splits(long long blocks, int slots, int N, int overhead) {
-  constexpr int LEAST = 64;  // positions of a split
+  constexpr int LEAST = 64;  // positions of a split at least
   const auto time = [&](int splits) {
     return static_cast<long long>(ceil_div(blocks * splits, slots)) *
            (ceil_div(N, splits) + (splits > 1 ? overhead : 0));
@@ -95,25 +96,26 @@ inline int plan_splits(long long blocks, int slots, int N, int overhead) {
   return best;
 }
 
-// Positions whose keys and values have as many bytes as the outputs of `queries` queries of a split, written and read.
+// How many positions have as many bytes of keys and values as a split's outputs for `queries` queries, written and
+// read.
 template <class Float>
 int split_overhead(int queries, int key_and_value, int V) {
   return static_cast<int>(2 * sizeof(float) * static_cast<unsigned>(queries) * static_cast<unsigned>(V) /
                           (sizeof(Float) * static_cast<unsigned>(larger(1, key_and_value))));
 }
 
-// Columns of a value row that one block forms.
+// Columns of a value row that one block computes.
 inline int stream_columns(const RowStreamPlan& plan, int numbers) { return plan.lanes * plan.chunks * numbers; }
 
-// Shared bytes of one warp: its queries (and what goes with the sines), its softmaxes, its sums.
+// Shared memory of a warp: its queries (twice with a rotation), its softmaxes and its sums.
 inline unsigned stream_bytes_per_warp(const RowStreamPlan& plan, int numbers, bool rotation) {
   const int floats = plan.queries * (plan.K_padded * (rotation ? 2 : 1) + 2 + stream_columns(plan, numbers));
   return static_cast<unsigned>(floats) * 4;
 }
 
-inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
+inline TensorCoreShape tensor_core_shape(int D, int tiles, int steps, int columns) {
   TensorCoreShape shape = {tiles, steps, columns, ceil_div(D, columns), 0, 0, 0, 0, 0, 0};
-  shape.stride = shape.warps * columns + 8;  // an odd number of 16-byte units: no bank conflicts
+  shape.stride = shape.warps * columns + 8;  // an odd number of 16-byte units, against bank conflicts
   shape.scores_at = static_cast<unsigned>(2 * 16 * steps * shape.stride * 2);
   shape.weights_at = shape.scores_at + static_cast<unsigned>(shape.warps * 16 * tiles * 16 * steps * 4);
   shape.state_at = shape.weights_at + static_cast<unsigned>(16 * tiles * (16 * steps + 8) * 2);
@@ -122,21 +124,21 @@ inline TensorCoreShape matrix_shape(int D, int tiles, int steps, int columns) {
   return shape;
 }
 
-// The largest shape that serves `queries` queries of one block row and fits the GPU; warps = 0 where none does.
+// The largest shape for `queries` queries that fits the GPU's shared memory; warps = 0 if no shape fits.
 inline TensorCoreShape plan_tensor_core(int D, int queries, const Gpu& gpu) {
   constexpr int MAX_WARPS = 16, COLUMNS[] = {64, 128};
   for (int columns : COLUMNS) {
     if (ceil_div(D, columns) > MAX_WARPS) continue;
     for (int tiles = queries > 16 && columns == 64 ? 2 : 1; tiles > 0; --tiles)
       for (int steps = columns == 64 ? 2 : 1; steps > 0; --steps) {
-        const TensorCoreShape shape = matrix_shape(D, tiles, steps, columns);
+        const TensorCoreShape shape = tensor_core_shape(D, tiles, steps, columns);
         if (shape.bytes <= gpu.shared_bytes) return shape;
       }
   }
   return {};
 }
 
-// Calls launch(tiles, steps, columns, rotated) with the shape as constants.
+// Calls launch(tiles, steps, columns, rotated) with the shape as compile-time constants.
 template <class Launch>
 void with_tensor_core_shape(const TensorCoreShape& shape, bool rotated, const Launch& launch) {
   const auto with_rotation = [&](auto tiles, auto steps, auto columns) {

@@ -1,14 +1,13 @@
-// Attention without tensor cores over rows that are key and value at once, shared by latent_attention and
-// beam_latent_attention.
+// SIMT attention over rows that are keys and values at once, for latent_attention and beam_latent_attention.
 //
-// A `Problem` gives queries and rows. Its queries are as wide as a row, D = G K numbers, and zero outside their own
-// head.
-//   queries, begin, end, D              of this block
-//   first_group(j), K                   columns of query j's numbers: K from first_group(j) K on
-//   query(j, column), number(n, column)  float
-//   key(n, column)                      a row's number for the scores: rotated where there is rotation
-//   counts(n), score<false>(j, n, dot)  true for a position that counts, and its score
-//   put(j, column, softmax, sum)        takes a result
+// A `Problem` has the queries and rows of a block. Its queries are as wide as a row, D = G K numbers, and zero outside
+// their own head.
+//   queries, begin, end, D               of this block
+//   first_group(j), K                    query j has K numbers, from column first_group(j) K on
+//   query(j, column), number(n, column)  a number of a query and of a row
+//   key(n, column)                       a row's number for the scores, rotated if keys are
+//   counts(n), score<false>(j, n, dot)   true if a position counts, and its score
+//   put(j, column, softmax, sum)         takes a result
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
@@ -16,8 +15,8 @@
 
 namespace tightbeam::device {
 
-// For float32, any width and any alignment. A block forms SIMT_COLUMNS columns of 16 queries:
-// scores from chunks of 64 numbers in shared memory, sums in registers, rows read again for them (from L1 or L2).
+// For float32, any width and any alignment. A block computes SIMT_COLUMNS columns of 16 queries. It computes the scores
+// from chunks of 64 numbers in shared memory. Then it reads the rows again, from L1 or L2, for the sums in registers.
 template <class Problem>
 __device__ __forceinline__ void attend_simt(const Problem& problem, int first_column) {
   constexpr int COLUMNS = SIMT_COLUMNS / SIMT_THREADS;
@@ -25,7 +24,7 @@ __device__ __forceinline__ void attend_simt(const Problem& problem, int first_co
   float* keys = queries + SIMT_QUERIES * SIMT_STRIDE;        // [SIMT_POSITIONS, SIMT_STRIDE]
   float* weights = keys + SIMT_POSITIONS * SIMT_STRIDE;      // [SIMT_POSITIONS, SIMT_QUERIES]
   float* shrinks = weights + SIMT_POSITIONS * SIMT_QUERIES;  // [SIMT_QUERIES]
-  const int thread = threadIdx.x, q = thread / 16;           // of the scores; positions thread % 16 and that + 16
+  const int thread = threadIdx.x, q = thread / 16;  // this thread's query; its positions are thread % 16 and that + 16
   const int group = q < problem.queries ? problem.first_group(q) : -1;
   const int first_group = problem.first_group(0), last_group = problem.first_group(problem.queries - 1);
   PartialSoftmax softmax = {-infinity(), 0.0f};
@@ -106,9 +105,10 @@ __device__ __forceinline__ void attend_simt(const Problem& problem, int first_co
     softmax.row_sum += __shfl_xor_sync(WHOLE_WARP, softmax.row_sum, distance);
   if (thread % 16 == 0) weights[q] = softmax.row_max, weights[SIMT_QUERIES + q] = softmax.row_sum;
   __syncthreads();
-  // By way of shared memory, each thread its own numbers, so that there is not a copy of `put` for each of them.
+  // Each thread's numbers go through shared memory, so that the code does not have a copy of `put` for each of them.
   constexpr int STAGED = 8;
-  static_assert(STAGED * SIMT_THREADS <= (SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE, "the chunks' memory");
+  static_assert(STAGED * SIMT_THREADS <= (SIMT_QUERIES + SIMT_POSITIONS) * SIMT_STRIDE,
+                "staged numbers need the memory of the chunks");
   float* staged = queries + thread;  // [STAGED, SIMT_THREADS]
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c)

@@ -1,16 +1,15 @@
-// Attention with tensor cores over rows that are key and value at once, shared by latent_attention and
-// beam_latent_attention.
+// Tensor-core attention over rows that are keys and values at once, for latent_attention and beam_latent_attention.
 //
-// A `Problem` gives the queries and rows of a block. Its queries are as wide as a row, D = G K numbers, and zero
-// outside their own head, so that one matrix product serves every form.
-//   queries, begin, end, D, K           K is whole packs of 16 bytes, and so are all pointers
-//   first_group(j)                      columns of query j's numbers: K from first_group(j) K on
+// A `Problem` has the queries and rows of a block. Its queries are as wide as a row, D = G K numbers, and zero outside
+// their own head, so that one matrix product serves the EL, X and K form.
+//   queries, begin, end, D, K           of this block; rows and pointers are aligned to 16 bytes, K is whole packs
+//   first_group(j)                      query j has K numbers, from column first_group(j) K on
 //   copy_query(to, j, column)           starts the copy of 8 columns of query j to shared memory
 //   column_start(column), pack(start, n, slot)  address of 16 bytes of row n, from a column on
-//   slot(n)                             a Slot, asked for a tile before the row; NO_SLOT: the row does not count.
-//                                       HAS_SLOTS: `pack` asks for that of its row
-//   score<true>(j, n, dot)              a row's score, which has neither cap nor bias of the key
-//   a, table_row(n)                     arguments with the rotation, and its row of the tables, where keys are rotated
+//   slot(n)                             the row's Slot, asked for one tile ahead; NO_SLOT if the row does not count
+//   HAS_SLOTS                           true if `pack` needs the slot of its row
+//   score<true>(j, n, dot)              a row's score, without a cap and without a bias of the key
+//   a, table_row(n)                     the arguments, and the row of the rotation tables, if keys are rotated
 //   put_pack(j, column, softmax, sums)  takes 8 results
 #pragma once
 
@@ -19,10 +18,10 @@
 
 namespace tightbeam::device {
 
-// exp(score - base) by one instruction; the error of the product, 2^-24 of the exponent, is below a weight's rounding.
+// exp(score - base) by one instruction. The product's error, 2^-24 of the exponent, is below the rounding of a weight.
 __device__ __forceinline__ float weight_at(float score, float base) { return exp2f((score - base) * 1.44269504f); }
 
-// The b fragments of 32 columns of 8 rows (positions), which are b's columns: b[i] for the 16 columns from 16 i on.
+// The b fragments of 32 columns of 8 rows. The rows (positions) are b's columns, and b[i] has the columns from 16 i on.
 template <class Half>
 __device__ __forceinline__ void load_keys(unsigned (&b)[2][2], const Half* corner, int stride) {
   const int lane = threadIdx.x % WARP;
@@ -31,8 +30,8 @@ __device__ __forceinline__ void load_keys(unsigned (&b)[2][2], const Half* corne
   b[0][0] = fragments[0], b[0][1] = fragments[1], b[1][0] = fragments[2], b[1][1] = fragments[3];
 }
 
-// Rotation of 8 columns of a row from `column` on: -1 where they are not rotated; else their place in a row of the
-// tables times 2, and 1 in the second half of the rotated numbers, whose partners are before them.
+// The rotation of 8 columns from `column` on: -1 if they are not rotated, else twice their index in a row of the
+// tables, plus 1 in the second half of the rotated numbers, whose partners are before them.
 template <class Arguments>
 __device__ __forceinline__ int rotation_of(const Arguments& a, int column) {
   const int k = column % a.K, half = a.rotary / 2;
@@ -40,10 +39,10 @@ __device__ __forceinline__ int rotation_of(const Arguments& a, int column) {
   return k < half ? 2 * k : 2 * (k - half) + 1;
 }
 
-// A register of such fragments, rotated: two numbers of a row at `own`, whose partners are half a rotation away in the
-// row. `rotation`: of their 8 columns. `table`: this lane's first number in the rotation tables for its position.
+// A register of such fragments, rotated: the two numbers at `own`, whose partners are rotary / 2 numbers away in the
+// row. `rotation` is that of their 8 columns. `table` is the index of this lane's first number in the rotation tables.
 template <class Half, class Arguments>
-__device__ __forceinline__ unsigned turned_key(const Half* own, const Arguments& a, int rotation, int table) {
+__device__ __forceinline__ unsigned rotated_key(const Half* own, const Arguments& a, int rotation, int table) {
   const unsigned two = *reinterpret_cast<const unsigned*>(own);
   if (rotation < 0) return two;
   const int half = a.rotary / 2;
@@ -55,20 +54,24 @@ __device__ __forceinline__ unsigned turned_key(const Half* own, const Arguments&
                         unpack<Half>(two, 1) * cosine.y + unpack<Half>(partner, 1) * (sign * sine.y));
 }
 
-// A warp owns COLUMNS columns of the rows: of the scores it forms their share, which the block adds up in shared
-// memory, and of the output their sums, in the registers of the matrix fragments. So a row comes once into shared
-// memory, its columns by the warp that owns them, and serves both products. A block has 16 TILES queries and 16 STEPS
+// A warp owns COLUMNS columns of the rows. It computes their share of the scores, which the block adds up in shared
+// memory, and their sums of the output, in the registers of the matrix fragments. So each row is copied to shared
+// memory once, by the warps that own its columns, and serves both products. A block has 16 TILES queries, and 16 STEPS
 // rows at a time.
 //
-// For 64 queries (4 beams, 16 heads) and D = 1024 in float16 on an H200 (4.8 TB/s; mma.sync at most about 600 TFLOP/s):
-// a position is 2 KB and 2 x 2 x 64 x 1024 operations, 128 a byte, so 4.8 TB/s would ask for 614 TFLOP/s: bytes and
-// operations weigh the same. With TILES = 2 each row comes in for 2 blocks, the second time from L2. For each tile of
-// 32 positions (64 KB) a block passes 64 KB in, 2 x 64 KB out and 2 x 64 KB of score shares through shared memory, 5 x
-// 64 KB or 2,560 cycles at 128 bytes each, against 1,600 cycles of mma.sync and 1,580 of the block's part of the device
-// memory's rate: shared memory is the limit, and 0.6 of the bytes' time the most that can be had; expect 0.4 to 0.5
-// with the two barriers of a tile. Issue takes as long: some 650 instructions a thread and tile. Registers: 64 sums and
-// 32 of queries a thread for TILES = 2, 512 threads; what is asked again each tile (parts_, rotations_) lies in shared
-// memory, since there is no register left to keep it.
+// Take 64 queries (4 beams, 16 heads) and D = 1024 in float16 on an H200, with 4.8 TB/s and at most about 600 TFLOP/s
+// of mma.sync. A position has 2 KB and takes 2 x 2 x 64 x 1024 operations, 128 for each byte, so 4.8 TB/s would need
+// 614 TFLOP/s: bytes and operations take the same time. With TILES = 2, two blocks read each row, the second one from
+// L2.
+//
+// For a tile of 32 positions (64 KB), a block moves 64 KB into shared memory, 2 x 64 KB out of it, and 2 x 64 KB of
+// score shares through it. That is 5 x 64 KB, or 2,560 cycles at 128 bytes a cycle, against 1,600 cycles of mma.sync
+// and 1,580 cycles of the block's share of the memory bandwidth. So shared memory is the limit: at most 0.6 of the
+// bandwidth can be reached, and 0.4 to 0.5 with the two barriers of a tile. Issue takes as long, with about 650
+// instructions of a thread for a tile.
+//
+// With TILES = 2 and 512 threads, a thread has 64 registers of sums and 32 of queries. What each tile needs again
+// (parts_, rotations_) is in shared memory, since no register is free.
 template <class Half, int TILES, int STEPS, int COLUMNS, bool ROTATED, class Problem>
 class TensorCoreAttention {
  public:
@@ -104,7 +107,7 @@ class TensorCoreAttention {
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
       for (int i = 0; i < COLUMNS / 2; ++i) sums_[tile][i / 4][i % 4] = 0.0f;
-    // The queries come by way of the second stage of the rows, and of the scores behind it where TILES > STEPS.
+    // The queries go through the second stage of the rows, and if TILES > STEPS through the scores behind it too.
 #pragma unroll 1
     for (int q = lane_ / PACKS; q < QUERIES; q += ROWS)
       problem.copy_query(rows_ + (POSITIONS + q) * stride_ + column_, q, column_);
@@ -122,7 +125,7 @@ class TensorCoreAttention {
     for (int begin = problem_.begin; begin < problem_.end; begin += POSITIONS, stage ^= 1) {
       const unsigned counts = next_counts;
       copy_async_wait<0>();
-      // This tile has arrived, and the one before it is free: in this warp's columns, and in those of partners.
+      // This tile has arrived, and the memory of the last one is free: in this warp's columns and in their partners'.
       if constexpr (ROTATED)
         __syncthreads();
       else
@@ -136,12 +139,12 @@ class TensorCoreAttention {
         weigh(begin, counts);
         __syncthreads();
       }
-      slot = lane_slot(begin + 2 * POSITIONS);  // here, since before it there is no register left
+      slot = lane_slot(begin + 2 * POSITIONS);  // not earlier, since no register is free before
       if (counts) multiply_values(tile_rows);
     }
   }
 
-  // Gives the results to the problem, 8 numbers at a time, by way of the rows' memory.
+  // Passes the results to the problem, 8 numbers at a time, through the memory of the rows.
   __device__ __forceinline__ void put() {
     copy_async_wait<0>();
     __syncthreads();
@@ -169,13 +172,14 @@ class TensorCoreAttention {
  private:
   using Slot = typename Problem::Slot;
   static constexpr int QUERIES = 16 * TILES, POSITIONS = 16 * STEPS, WEIGHT_STRIDE = POSITIONS + 8;
-  static constexpr int PACKS = COLUMNS / 8, ROWS = WARP / PACKS;  // of a warp's columns; rows that it copies at once
+  static constexpr int PACKS = COLUMNS / 8,
+                       ROWS = WARP / PACKS;  // packs of a warp's columns; rows that it copies at once
 
   __device__ __forceinline__ Slot lane_slot(int begin) const {
     return lane_ < POSITIONS && begin + lane_ < problem_.end ? problem_.slot(begin + lane_) : Problem::NO_SLOT;
   }
 
-  // Starts this warp's columns of a tile on their way; zeros where bit n of `counts` is 0. Without bits it is not read.
+  // Starts the copy of this warp's columns of a tile. Row n is zeros if bit n of `counts` is 0.
   __device__ __forceinline__ void start_copy(int begin, int stage, unsigned counts, Slot slot) {
     if (counts) {
       const auto start = problem_.column_start(column_);
@@ -202,13 +206,13 @@ class TensorCoreAttention {
 #pragma unroll
       for (int step = 0; step < COLUMNS / 16; ++step)
         load_matrices(queries_[tile][step], staged + 16 * tile * stride_ + 16 * step);
-    __syncthreads();  // the scores' memory is free
+    __syncthreads();  // so that the scores' memory is free
   }
 
-  // The positions of a query's shares are permuted, by exclusive or, so that a warp's stores meet all banks.
+  // The positions of a query's shares are permuted by exclusive or, so that a warp's stores hit all banks.
   __device__ __forceinline__ static int permutation(int q) { return STEPS == 1 ? (q & 2) << 2 : (q & 3) << 3; }
 
-  // Scores of a tile, as far as this warp's columns go.
+  // Computes this warp's share of a tile's scores.
   __device__ __forceinline__ void multiply_keys(const Half* tile_rows, int begin) {
     bool takes_part[TILES], needed = false;
 #pragma unroll
@@ -235,7 +239,7 @@ class TensorCoreAttention {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             b[i / 2][i % 2] =
-                turned_key(corner + lane_ / 4 * stride_ + lane_ % 4 * 2 + 8 * i, problem_.a, rotations[i], table);
+                rotated_key(corner + lane_ / 4 * stride_ + lane_ % 4 * 2 + 8 * i, problem_.a, rotations[i], table);
         } else {
           load_keys(b, corner, stride_);
         }
@@ -255,7 +259,8 @@ class TensorCoreAttention {
     }
   }
 
-  // Adds the shares up; weights of a tile. A thread has two positions of a query, and neighbouring lanes the others.
+  // Adds the shares up and turns a tile's scores into weights. A thread has two positions of a query; neighbouring
+  // lanes have the others.
   __device__ __forceinline__ void weigh(int begin, unsigned counts) {
     constexpr int LANES = POSITIONS / 2;
     for (int i = threadIdx.x; i < QUERIES * LANES; i += blockDim.x) {
@@ -280,13 +285,13 @@ class TensorCoreAttention {
 #pragma unroll
       for (int distance = LANES / 2; distance > 0; distance /= 2)
         top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, distance));
-      const float base = top == -infinity() ? 0.0f : top;  // without a position that counts, all weights are 0
+      const float base = top == -infinity() ? 0.0f : top;  // all weights are 0 if no position counts
       const float weights[2] = {weight_at(scores[0], base), weight_at(scores[1], base)};
       float sum = weights[0] + weights[1];
 #pragma unroll
       for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, distance);
       *reinterpret_cast<unsigned*>(weights_ + q * WEIGHT_STRIDE + n) = pack_two<Half>(weights[0], weights[1]);
-      __syncwarp();  // all lanes have read row_max
+      __syncwarp();  // so that all lanes have read row_max_
       if (n == 0) {
         shrinks_[q] = weight_at(old, base);
         row_sum_[q] = row_sum_[q] * shrinks_[q] + sum;
@@ -324,12 +329,12 @@ class TensorCoreAttention {
   }
 
   const Problem& problem_;
-  const int lane_, warp_, stride_, own_column_, column_;    // column_: of the packs that this lane copies
+  const int lane_, warp_, stride_, own_column_, column_;    // column_: the first column that this lane copies
   Half* const rows_;                                        // [2, POSITIONS, stride]
   float* const scores_;                                     // shares of the warps, [warps, QUERIES, POSITIONS]
   Half* const weights_;                                     // [QUERIES, WEIGHT_STRIDE]
   float *const row_max_, *const row_sum_, *const shrinks_;  // [QUERIES] each
-  int2* const parts_;     // [TILES]: warps, first and end, in whose columns a tile's queries are not zero
+  int2* const parts_;     // [TILES]: the first and the end of the warps in whose columns a tile's queries are not zero
   int* const rotations_;  // [D / 8], by rotation_of
   unsigned queries_[TILES][COLUMNS / 16][4];
   float sums_[TILES][COLUMNS / 8][4];

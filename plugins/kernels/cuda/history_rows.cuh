@@ -1,21 +1,21 @@
-// The rows that the histories of a sample's beams name, each once: what beams share is read and multiplied for all of
-// them at a time.
+// The rows in the histories of a sample's beams, each listed once, so that a shared row is read and multiplied for all
+// of its beams at a time.
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
 
 namespace tightbeam::device {
 
-// Rows of a stretch of positions before the newest, then rows of the newest one, which are in the inputs: in tiles
-// of 16. In shared memory.
+// A list in shared memory, in tiles of 16: rows of a stretch of positions before the newest, then rows of the newest
+// position, which are in the inputs.
 struct HistoryRows {
-  int* places;      // position in a cache of [M, G, T_max] at head 0; of the newest one: its slot; -1: there is no row
-  unsigned* beams;  // bit i: beam first_beam + i names the row
+  int* places;      // index in [M, G, T_max] at head 0; for the newest position, its slot; -1 fills a tile
+  unsigned* beams;  // bit i is set if the row is in the history of beam first_beam + i
   int* positions;
-  int* counts;        // of each warp
-  int tiles, newest;  // `newest`: the first tile that has the newest position
+  int* counts;        // rows that each warp has found
+  int tiles, newest;  // `newest` is the first tile of the newest position
 
-  // `capacity`: rows, a multiple of 16.
+  // `capacity` is the largest number of rows, a multiple of 16.
   __device__ HistoryRows(unsigned byte_offset, int capacity)
       : places(shared_memory<int>(byte_offset)),
         beams(reinterpret_cast<unsigned*>(places + capacity)),
@@ -26,8 +26,8 @@ struct HistoryRows {
     places[at] = place, beams[at] = of_beams, positions[at] = position;
   }
 
-  // Finds the rows of `stretch` positions from `begin` on, at most one a thread, that the beams from `first_beam` to
-  // `end_beam` name: each once, those of a position beside one another. Beams and slots are at most 32. Called by a
+  // Lists the rows of `stretch` positions from `begin` on that are in the histories of beams [first_beam, end_beam).
+  // The rows of a position are side by side. A thread has at most one position; there are at most 32 beams. Called by a
   // whole block; ends with a barrier.
   template <class Arguments>
   __device__ __forceinline__ void find(const Arguments& a, const Span& span, int sample, int first_beam, int end_beam,

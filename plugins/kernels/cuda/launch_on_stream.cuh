@@ -1,4 +1,4 @@
-// Launching an operator's kernels on a stream, from nvcc's host code.
+// The launch of an operator's kernels on a stream, from host code that nvcc compiles.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace tightbeam::device {
 
-// Sets the attribute that a kernel needs above 48 KB. A failure shows at the launch.
+// Sets the attribute that a kernel needs for more than 48 KB of shared memory. If this fails, the launch reports it.
 inline void allow_shared_memory(const void* kernel, const Launch& launch) {
   thread_local std::map<std::pair<int, const void*>, unsigned> allowed;
   int device = 0;
@@ -34,7 +34,7 @@ struct LaunchOnStream {
   }
 };
 
-// The GPU of the calling thread; asked for once.
+// The current GPU of the calling thread. CUDA is asked once for each thread and device.
 inline Gpu current_gpu() {
   thread_local int known = -1;
   thread_local Gpu gpu;
@@ -55,8 +55,8 @@ inline Gpu current_gpu() {
 
 }  // namespace tightbeam::device
 
-// Defines the function that onnxruntime/cuda.cpp calls, from the operator's launch_plan.h. `workspace`: device memory
-// of <op>_workspace bytes. Errors of a launch: cudaGetLastError.
+// Defines the functions that onnxruntime/cuda.cpp calls, from the operator's launch_plan.h. `workspace` is device
+// memory of <op>_workspace bytes. cudaGetLastError reports errors of a launch.
 #define TIGHTBEAM_LAUNCH_ON_STREAM(op, Arguments)                                             \
   namespace tightbeam {                                                                       \
   template <class Float>                                                                      \

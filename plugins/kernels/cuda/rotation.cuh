@@ -1,14 +1,14 @@
-// Rotation of rows in shared memory.
+// The rotation of rows in shared memory (RoPE).
 #pragma once
 
 #include "kernels/cuda/device.cuh"
 
 namespace tightbeam::device {
 
-// Rotates 16 rows in shared memory, `stride` numbers apart; rotary / 2 is whole packs. `table_row`: of this lane's row,
-// lane % 16. By a whole warp.
+// Rotates 16 rows in shared memory, `stride` numbers apart. `table_row` is the rotation tables' row for this lane's
+// row, lane % 16. rotary / 2 must be whole packs. Called by a whole warp.
 template <class Half, class Arguments>
-__device__ __forceinline__ void turn_rows(Half* rows, int stride, const Arguments& a, int table_row) {
+__device__ __forceinline__ void rotate_rows(Half* rows, int stride, const Arguments& a, int table_row) {
   const int lane = threadIdx.x % WARP, half = a.rotary / 2;
   Half* row = rows + lane % 16 * stride;
   const long long table = static_cast<long long>(table_row) * half;

@@ -1,5 +1,4 @@
-// Arguments of the kernels of BeamAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R =
-// B x M rows.
+// Arguments of BeamAttention's kernels, and how a call fills them. Letters: docs/design.md. R = B x M rows.
 #pragma once
 
 #ifndef __CUDACC__
@@ -17,28 +16,28 @@ struct BeamAttentionArguments {
   int rotary_positions;  // rows of the rotation tables
   int bias_heads;        // H, or 0 without a bias
   int bias_distances;    // numbers of a head in distance_bias
-  int bias_row_stride;   // bias_heads x bias_distances with row_bias, else 0: all rows share one
+  int bias_row_stride;   // bias_heads x bias_distances with row_bias; 0 if all rows share one bias
   float scale;
-  float softcap;  // c: a scaled score s becomes c tanh(s / c), before its bias; 0: none
-  int window;     // newest positions that count; 0: all
+  float softcap;  // c: a scaled score s becomes c tanh(s / c), before its bias; 0: no cap
+  int window;     // how many of the newest positions count; 0: all
 
-  const Float* projected;      // [R, H K + G K + G V]: the new token's queries, key and value side by side
-  const int* ancestry;         // [B, M, T]: which beam slot wrote position t of a beam's own history
-  const int* lengths;          // [B]: tokens of the sample so far, the new one included
+  const Float* projected;      // [R, H K + G K + G V]: the new token's queries, keys and values side by side
+  const int* ancestry;         // [B, M, T]: the beam slot that wrote position t of a beam's own history
+  const int* lengths;          // [B]: tokens of the sample so far, with the new one
   const float* cosines;        // [rotary_positions, rotary / 2] or null
   const float* sines;          // as cosines
   const int* first_positions;  // [B]: row of the rotation tables for position 0 of the cache; null: 0
-  const float* distance_bias;  // [H, bias_distances], added to the scaled score by distance lengths-1-t; or row_bias,
-                               // [R, H, bias_distances]; or null
-  const Float* prefix_output;  // [R, H V]: attention over other positions, an attention state to be merged; or null
-  const float* prefix_lse;     // [R, H]: log of the sum of exponentials of its scores; null with prefix_output
+  const float* distance_bias;  // [H, bias_distances], or row_bias [R, H, bias_distances]: added to the scaled score by
+                               // the distance lengths-1-t; or null
+  const Float* prefix_output;  // [R, H V]: output of the attention over other positions, to merge; or null
+  const float* prefix_lse;     // [R, H]: log-sum-exp of its scores; null if prefix_output is
 
   Float* key_cache;    // [R, G, T_max, K]: read, and written at position lengths-1
   Float* value_cache;  // [R, G, T_max, V]
   Float* output;       // [R, H V]
 };
 
-#ifndef __CUDACC__  // the rest is the host's
+#ifndef __CUDACC__  // the rest is for the host
 
 class Parallel;
 
@@ -53,8 +52,8 @@ BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before anything is written, for values that point outside the
-// cache or the tables.
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError, before it writes anything, if a value points outside the cache
+// or the tables.
 void beam_attention(const BeamAttentionArguments<float>& arguments, const Parallel& parallel);
 
 #endif

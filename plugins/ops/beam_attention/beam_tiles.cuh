@@ -1,6 +1,6 @@
-// The work of a warp of beam_attention_tensor_core_kernel: 8 or 16 queries of a sample and key/value head, of all its
-// beams, over the rows that their histories name, each once (history_rows.cuh). A tile of 16 rows is multiplied with
-// all the queries, and a beam's score of a row that its history does not name is -inf.
+// The work of a warp of beam_attention_tensor_core_kernel: 8 or 16 queries of a sample's beams at one key/value head.
+// It goes once over each row that is in one of their histories (history_rows.cuh), in tiles of 16 rows. A tile is
+// multiplied with all queries; a beam's score of a row outside its own history is -inf.
 #pragma once
 
 #include "kernels/cuda/history_rows.cuh"
@@ -9,13 +9,13 @@
 
 namespace tightbeam::device {
 
-// 8 HALVES queries by one warp, which has two tiles of rows in shared memory at a time; several warps share the tiles
-// where there are few heads for the GPU.
+// 8 HALVES queries of one warp, which has two tiles of rows in shared memory at a time. If a GPU gets few heads,
+// several warps share the tiles of one.
 template <class Half, int HALVES, int WIDTH, bool ROTATED>
 class BeamTiles {
  public:
   static constexpr int QUERIES = 8 * HALVES, STRIDE = WIDTH + 8, STEPS = WIDTH / 16;
-  static constexpr int PACKS = WIDTH / 8, ROWS = WARP / PACKS;  // of a row; that a warp copies at once
+  static constexpr int PACKS = WIDTH / 8, ROWS = WARP / PACKS;  // packs of a row; rows that a warp copies at once
   static constexpr unsigned ROW_BYTES = STRIDE * 2, VALUES_AT = 16 * ROW_BYTES, STAGE_BYTES = 2 * VALUES_AT;
 
   __device__ __forceinline__ BeamTiles(const BeamAttentionArguments<Half>& a, const BeamTilesPlan& plan, int warp)
@@ -44,7 +44,7 @@ class BeamTiles {
       for (int i = 0; i < 4; ++i) sums_[n][i] = 0.0f;
   }
 
-  // Query j: its beam, and its place among the sample's [M, H].
+  // Query j's beam, head, and index among the sample's [M, H].
   __device__ __forceinline__ int beam(int j) const {
     return static_cast<int>(static_cast<unsigned>(first_query_ + j) * inverse_ >> 24);
   }
@@ -52,9 +52,8 @@ class BeamTiles {
   __device__ __forceinline__ int place(int j) const { return beam(j) * a_.H + head(j); }
   __device__ int first_beam() const { return beam(0); }
   __device__ int end_beam() const { return min(beam(QUERIES - 1) + 1, a_.M); }
-  __device__ bool has_queries() const { return queries_ > 0; }
 
-  // Starts the queries on their way to the second stage.
+  // Starts the copy of the queries to the second stage.
   __device__ __forceinline__ void copy_queries() const {
 #pragma unroll
     for (int row = 0; row < QUERIES; row += ROWS) {
@@ -66,8 +65,8 @@ class BeamTiles {
     copy_async_commit();
   }
 
-  // NaN for these queries, of a sample that is not valid.
-  __device__ __forceinline__ void put_nothing() const {
+  // Writes NaN for these queries, if their sample is invalid.
+  __device__ __forceinline__ void put_nan() const {
     copy_async_wait<0>();
     for (int j = 0; j < queries_ && part_ == 0; ++j)
       for (int column = lane_; column < a_.V; column += WARP)
@@ -91,7 +90,7 @@ class BeamTiles {
     __syncwarp();
     Half* staged = stages_ + 32 * STRIDE;
     if constexpr (ROTATED) {
-      if (lane_ % 16 < QUERIES) turn_rows(staged, STRIDE, a_, span.first + span.newest);
+      if (lane_ % 16 < QUERIES) rotate_rows(staged, STRIDE, a_, span.first + span.newest);
       __syncwarp();
     }
 #pragma unroll
@@ -110,7 +109,7 @@ class BeamTiles {
     }
   }
 
-  // Goes through every `parts_`-th tile of rows.
+  // Goes through this warp's share of the tiles: every `parts_`-th one.
   __device__ __forceinline__ void run(const HistoryRows& rows, const Span& span) {
     if (queries_ == 0) return;
     const SharedAddress to = shared_address(stages_ + lane_ / PACKS * STRIDE + column_);
@@ -140,7 +139,7 @@ class BeamTiles {
       copy_async_wait<1>();
       __syncwarp();
       if constexpr (ROTATED) {
-        turn_rows(stages_ + stage / 2, STRIDE, a_, span.first + rows.positions[tile * 16 + lane_ % 16]);
+        rotate_rows(stages_ + stage / 2, STRIDE, a_, span.first + rows.positions[tile * 16 + lane_ % 16]);
         __syncwarp();
       }
       multiply(rows, tile * 16 + lane_ % 4 * 2, key_fragments + stage, value_fragments + stage);
@@ -148,8 +147,8 @@ class BeamTiles {
     }
   }
 
-  // Adds the parts of the next `parts` - 1 warps to this one's. By the whole block.
-  __device__ __forceinline__ void join() {
+  // Combines this warp's softmax and sums with those of the next `parts` - 1 warps. Called by the whole block.
+  __device__ __forceinline__ void combine() {
     float* own = reinterpret_cast<float*>(stages_) + lane_;
     if (part_ > 0) {
 #pragma unroll
@@ -181,7 +180,7 @@ class BeamTiles {
     }
   }
 
-  // Writes the outputs, joined with the prefix's.
+  // Writes the outputs, merged with the prefix's.
   __device__ __forceinline__ void put() {
     if (part_ > 0) return;
 #pragma unroll
@@ -207,8 +206,8 @@ class BeamTiles {
   }
 
  private:
-  // Both products of a tile. This lane's scores are of rows `first` and the next, and of those 8 further; its fragments
-  // lie from `keys` and `values` on.
+  // Computes both products of a tile. This lane has the scores of rows first, first + 1, first + 8 and first + 9; its
+  // fragments begin at `keys` and `values`.
   __device__ __forceinline__ void multiply(const HistoryRows& rows, int first, SharedAddress keys,
                                            SharedAddress values) {
     float scores[2][4] = {};
@@ -237,7 +236,7 @@ class BeamTiles {
       }
       top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 1));
       top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 2));
-      const float base = top == -infinity() ? 0.0f : top;  // the weight of -inf is 0 then too
+      const float base = top == -infinity() ? 0.0f : top;  // so that the weight of -inf is 0
       const float shrink = quick_exp(row_max_[half] - base);
       row_max_[half] = top;
       row_sum_[half] *= shrink;
@@ -263,13 +262,13 @@ class BeamTiles {
   const BeamAttentionArguments<Half>& a_;
   const unsigned inverse_;
   const int g_, part_, parts_, first_query_, Q_, queries_, lane_,
-      column_;                                        // column_: of the packs that this lane copies
-  const long long first_row_;                         // of the sample
-  const int width_;                                   // of a row of `projected`
+      column_;                                        // column_: the first column that this lane copies
+  const long long first_row_;                         // first row of the sample
+  const int width_;                                   // width of a row of `projected`
   Half* const stages_;                                // [2 stages, keys and values, 16, STRIDE]
-  const Half *new_key_, *new_value_, *key_, *value_;  // column_ of the sample's first row, in the inputs and the caches
+  const Half *new_key_, *new_value_, *key_, *value_;  // column_ of the sample's first row in the inputs and the caches
   unsigned query_[STEPS][4], beam_bit_[HALVES];
-  long long bias_[HALVES];  // place of the newest position's, or 0
+  long long bias_[HALVES];  // index of the newest position's bias, or 0
   float row_max_[HALVES], row_sum_[HALVES], sums_[WIDTH / 8][4];
 };
 

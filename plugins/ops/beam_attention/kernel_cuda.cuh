@@ -1,4 +1,4 @@
-// BeamAttention in CUDA: with tensor cores, and without them for float32, GPUs before 8.0, any width and alignment.
+// BeamAttention in CUDA: a tensor-core kernel, and a SIMT kernel for float32, GPUs before 8.0, any width and alignment.
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
@@ -11,9 +11,9 @@
 
 namespace tightbeam::device {
 
-// With tensor cores. A block takes a few key/value heads of a sample, a warp or several each. Rows and products do not
-// grow with the beams where these share their history, which after a few steps of a search they nearly all do, so the
-// floor is the bytes of the rows.
+// The tensor-core kernel. A block takes a few key/value heads of a sample, with one or several warps each. Shared rows
+// are read and multiplied once for all beams, and after a few steps of a search nearly all rows are shared. So the
+// lower bound of the time is the bytes of the rows.
 template <class Half, int HALVES, int WIDTH, bool ROTATED>
 __global__ void __launch_bounds__(32 * BEAM_TILES_WARPS, WIDTH == 128 ? 2
                                                          : ROTATED    ? 3
@@ -23,20 +23,20 @@ __global__ void __launch_bounds__(32 * BEAM_TILES_WARPS, WIDTH == 128 ? 2
   tiles.copy_queries();
   const int sample = blockIdx.z;
   const Span span = history_span(a, sample);
-  if (!span.valid) return tiles.put_nothing();
+  if (!span.valid) return tiles.put_nan();
   tiles.write_newest(span);
   tiles.take_queries(span);
   HistoryRows rows(plan.rows_at, plan.capacity);
   for (int begin = span.begin; begin <= span.newest; begin += plan.stretch) {
-    if (begin > span.begin) __syncthreads();  // the rows before are no longer read
+    if (begin > span.begin) __syncthreads();  // so that nothing reads the last stretch any more
     rows.find(a, span, sample, tiles.first_beam(), tiles.end_beam(), begin, plan.stretch);
     tiles.run(rows, span);
   }
-  if (plan.parts > 1) tiles.join();
+  if (plan.parts > 1) tiles.combine();
   tiles.put();
 }
 
-// One beam's history at one key/value head, as RowStream reads it.
+// One beam's history at one key/value head, for RowStream.
 template <class Float, bool ROTATED>
 struct BeamAttentionRows {
   static constexpr bool has_rotation = ROTATED;
@@ -45,7 +45,7 @@ struct BeamAttentionRows {
   const Span& span;
   const float* bias;
   const int* ancestry;  // of the beam
-  long long first_row;  // of the sample
+  long long first_row;  // first row of the sample
   int g, first_head, begin, end, K, V;
 
   __device__ BeamAttentionRows(const BeamAttentionArguments<Float>& a, const Span& span, int sample, int beam, int g,
@@ -66,7 +66,7 @@ struct BeamAttentionRows {
   // The beam slot that wrote a position.
   __device__ int look_up(int t) const { return ancestry[t]; }
 
-  // The newest position comes from the inputs: the cache's row may be written by another block at this moment.
+  // The newest position is read from the inputs, since another block may be writing the cache's row at this moment.
   __device__ void locate(int t, int slot, const Float** key, const Float** value) const {
     const long long row = first_row + slot;
     if (t == span.newest) {
@@ -85,8 +85,8 @@ struct BeamAttentionRows {
     return history_score<false>(a, span, bias, head < a.H ? head : a.H - 1, t, dot);
   }
 
-  // A key rotated by an angle, times a query, is the key times the query rotated back: what multiplies key number c is
-  // q[c] cos + q'[c] sin, with q' the query's other half.
+  // A rotated key times a query equals the key times the query rotated back. So key number c is multiplied by q[c] cos
+  // + q'[c] sin, with q' the other half of the query.
   __device__ void rotation(int t, int column, float (&cosines)[4], float (&sines)[4]) const {
     const int half = a.rotary / 2;
     const long long table = static_cast<long long>(span.first + t) * half;
@@ -99,9 +99,9 @@ struct BeamAttentionRows {
   }
 };
 
-// Without tensor cores. A block takes all beams of a sample at one key/value head: where their histories are shared,
-// its warps read the same rows at about the same time, so that they come from device memory once. Per row 16 bytes a
-// lane go straight into registers; each number serves Q = H / G queries.
+// The SIMT kernel. A block takes all beams of a sample at one key/value head. Its warps read shared rows at about the
+// same time, so that a row comes from device memory once. Each lane loads 16 bytes of a row straight into registers,
+// and each number is used for Q = H / G queries.
 template <class Float, int QUERIES, int CHUNKS, bool ROTATED>
 __global__ void __launch_bounds__(256, ROTATED || QUERIES * CHUNKS > 1 ? 1 : 2)
     beam_attention_kernel(BeamAttentionArguments<Float> a, RowStreamPlan plan) {
@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(256, ROTATED || QUERIES * CHUNKS > 1 ? 1 : 2)
   float* all_sums = shared_memory<float>() + warps * query_floats;
   PartialSoftmax* all_softmax = reinterpret_cast<PartialSoftmax*>(all_sums + warps * QUERIES * columns);
 
-  // A task: QUERIES heads of one beam. `parts` warps share its positions; with more tasks than warps, in rounds.
+  // A task is QUERIES heads of one beam, whose positions `parts` warps share. If there are more tasks than warps, they
+  // come in rounds.
   const int tasks_per_beam = (Q + QUERIES - 1) / QUERIES, tasks = a.M * tasks_per_beam;
   const int tasks_per_round = warps / plan.parts;
   for (int first_task = 0; first_task < tasks; first_task += tasks_per_round) {
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(256, ROTATED || QUERIES * CHUNKS > 1 ? 1 : 2)
           if (p == plan.parts) return to_float(a.prefix_output[prefix * a.V + first_column + column]);
           return all_sums[((local * plan.parts + p) * QUERIES + q) * columns + column];
         };
-        to[column] = from_float<Float>(join_parts(plan.parts + (a.prefix_lse ? 1 : 0), softmax, sum, nullptr));
+        to[column] = from_float<Float>(combine_parts(plan.parts + (a.prefix_lse ? 1 : 0), softmax, sum, nullptr));
       }
     }
     __syncthreads();

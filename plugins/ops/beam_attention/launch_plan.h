@@ -1,5 +1,5 @@
-// Launch plan of BeamAttention's kernels: with tensor cores one block a few key/value heads of a sample, else one block
-// a sample, key/value head and slice of value columns.
+// Launch plan of BeamAttention's kernels. A block of the tensor-core kernel has a few key/value heads of a sample; a
+// block of the SIMT kernel has one key/value head of a sample and a slice of the value columns.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -16,18 +16,18 @@ __global__ void beam_attention_tensor_core_kernel(BeamAttentionArguments<Half> a
 
 struct BeamAttentionPlan {
   Launch launch;
-  BeamTilesPlan tiles;   // with tensor cores; no parts: without
-  RowStreamPlan stream;  // without
+  BeamTilesPlan tiles;   // of the tensor-core kernel; parts = 0: the SIMT kernel runs
+  RowStreamPlan stream;  // of the SIMT kernel
 };
 
-// Sets the plan for tensor cores, and returns true, where they serve the call.
+// Sets the plan of the tensor-core kernel and returns true if that kernel can run the call.
 template <class Float>
 bool plan_beam_tiles(const BeamAttentionArguments<Float>& a, const Gpu& gpu, BeamAttentionPlan& plan) {
   constexpr int NUMBERS = 16 / sizeof(Float), WARPS = BEAM_TILES_WARPS;
-  constexpr int MOST_BEAMS = 32;     // bits of a set
-  constexpr int MOST_QUERIES = 512;  // of a key/value head and beam, for which Q_inverse is exact
-  constexpr int MOST_ROWS = 1024;    // that are found at a time
-  constexpr int BUSY = 8;            // warps of a multiprocessor; with fewer, several share a head's rows
+  constexpr int MOST_BEAMS = 32;     // bits of a set of beams
+  constexpr int MOST_QUERIES = 512;  // of a key/value head and beam: Q_inverse is exact up to here
+  constexpr int MOST_ROWS = 1024;    // rows that are found at a time
+  constexpr int BUSY = 8;  // warps that keep a multiprocessor busy; with fewer, several warps share a head's rows
   const int Q = a.H / a.G, queries = a.M * Q;
   const bool aligned = a.K % NUMBERS == 0 && a.V % NUMBERS == 0 && a.rotary % (2 * NUMBERS) == 0 &&
                        aligned_16(a.projected) && aligned_16(a.key_cache) && aligned_16(a.value_cache) &&
@@ -61,7 +61,7 @@ bool plan_beam_tiles(const BeamAttentionArguments<Float>& a, const Gpu& gpu, Bea
 template <class Float>
 BeamAttentionPlan plan_beam_attention(const BeamAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MAX_WARPS = 8, NUMBERS = 16 / sizeof(Float);
-  constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
+  constexpr unsigned SHARED_BYTES = 48 * 1024;  // a block gets fewer warps if it needs more
   const int Q = a.H / a.G;
   BeamAttentionPlan plan = {};
   if (plan_beam_tiles(a, gpu, plan)) return plan;

@@ -1,4 +1,4 @@
-// BeamLatentAttention in CUDA: the H queries of a row over its own history, whose rows are keys and values at once.
+// BeamLatentAttention in CUDA: the H queries of a row over its own history, of rows that are keys and values at once.
 #pragma once
 
 #include "kernels/cuda/attention_rows.cuh"
@@ -10,8 +10,8 @@
 
 namespace tightbeam::device {
 
-// A block's part, the `Problem` of attention_rows.cuh and attention_tensor_core.cuh: 16 heads of one row over its
-// history.
+// The work of a block, as the `Problem` of attention_rows.cuh and attention_tensor_core.cuh: 16 heads of one row over
+// its history.
 template <class Float>
 struct BeamLatentProblem {
   const BeamLatentAttentionArguments<Float>& a;
@@ -21,7 +21,7 @@ struct BeamLatentProblem {
   static constexpr Slot NO_SLOT = -1;
   static constexpr bool HAS_SLOTS = true;
 
-  // Blocks: x of a row's heads, y of a sample's beams, z of the samples.
+  // The grid's x counts blocks of a row's heads, y the beams of a sample, z the samples.
   __device__ BeamLatentProblem(const BeamLatentAttentionArguments<Float>& a, const Span& span, int block)
       : a(a),
         span(span),
@@ -37,7 +37,7 @@ struct BeamLatentProblem {
   __device__ long long row() const { return static_cast<long long>(sample) * a.M + beam; }
   __device__ int first_group(int j) const { return (first_head + j) / (a.H / a.G); }
 
-  // A number of query j, rotated; 0 outside its head.
+  // A number of query j, rotated; 0 outside the query's head.
   __device__ float query(int j, int column) const {
     const int k = column - first_group(j) * K;
     if (k < 0 || k >= K) return 0.0f;
@@ -56,7 +56,7 @@ struct BeamLatentProblem {
     }
   }
 
-  // Address of a column in position 0 of the cache of the sample's first row, and in its new row.
+  // Addresses of a column of the sample's first row: in the cache at position 0, and in the new row.
   struct Columns {
     const Float *cache, *row;
   };
@@ -64,7 +64,7 @@ struct BeamLatentProblem {
     const long long first = static_cast<long long>(sample) * a.M * D;
     return {a.cache + (first + column - column % K) * a.T_max + column % K, a.row + first + column};
   }
-  // The newest position comes from the inputs: the cache's row may be written by another block at this moment.
+  // The newest position is read from the inputs, since another block may be writing the cache's row at this moment.
   __device__ const Float* pack(const Columns& start, int n, int slot) const {
     const long long first = static_cast<long long>(slot) * D;
     return n == span.newest ? start.row + first : start.cache + first * a.T_max + static_cast<long long>(n) * K;
@@ -91,7 +91,7 @@ struct BeamLatentProblem {
 
   __device__ void put(int j, int column, const PartialSoftmax& softmax, float sum) const {
     const long long place = row() * a.H + first_head + j;
-    const float value = join_parts(
+    const float value = combine_parts(
         a.prefix_lse ? 2 : 1, [&](int part) { return part == 0 ? softmax : PartialSoftmax{a.prefix_lse[place], 1.0f}; },
         [&](int part) { return part == 0 ? sum : to_float(a.prefix_output[place * D + column]); }, nullptr);
     a.output[place * D + column] = from_float<Float>(value);
@@ -110,7 +110,7 @@ struct BeamLatentProblem {
   }
 };
 
-// Writes the new row of the cache, once; false, and NaN in the output, where the sample is not valid.
+// Writes the new row into the cache, once. If the sample is invalid, it writes NaN to the output and returns false.
 template <class Float>
 __device__ __forceinline__ bool begin_beam_latent(const BeamLatentProblem<Float>& problem) {
   const auto& a = problem.a;

@@ -1,4 +1,4 @@
-// Launch plan of BeamLatentAttention's kernels: one block a row and 16 of its heads.
+// Launch plan of BeamLatentAttention's kernels: a block has 16 heads of a row.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
@@ -15,7 +15,7 @@ __global__ void beam_latent_attention_tensor_core_kernel(BeamLatentAttentionArgu
 
 struct BeamLatentAttentionPlan {
   Launch launch;
-  TensorCoreShape tensor_core;  // no warps: without tensor cores
+  TensorCoreShape tensor_core;  // warps = 0: the SIMT kernel runs
 };
 
 template <class Float>
@@ -29,7 +29,7 @@ BeamLatentAttentionPlan plan_beam_latent_attention(const BeamLatentAttentionArgu
   if (sizeof(Float) == 2 && gpu.runs_tensor_core_kernels() && a.softcap == 0 && aligned && a.rotary % 16 == 0)
     plan.tensor_core = plan_tensor_core(D, smaller(a.H, 16), gpu);
   const bool tensor_core = plan.tensor_core.warps > 0;
-  // The beams of a sample are neighbours in the grid: what their histories share comes from L2 for all but one.
+  // The beams of a sample are neighbours in the grid, so that all but one of them read shared rows from L2.
   plan.launch = {{ceil_div(a.H, 16) * (tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS)), a.M, a.B},
                  tensor_core ? plan.tensor_core.warps * 32 : SIMT_THREADS,
                  tensor_core ? plan.tensor_core.bytes : SIMT_SHARED_BYTES};

@@ -1,5 +1,5 @@
-// Arguments of the kernels of BeamTopK, and how they are filled from a call. Letters: docs/design.md, Letters. R = B x
-// M rows, C candidates, P banned tokens, Y edges of a trie.
+// Arguments of BeamTopK's kernels, and how a call fills them. Letters: docs/design.md. R = B x M rows, C candidates,
+// P banned tokens, Y edges of a trie.
 #pragma once
 
 #ifndef __CUDACC__
@@ -19,8 +19,7 @@ struct BeamTopKArguments {
   bool normalize;
   float repetition_penalty;
 
-  // The same on the device, where the host does not know them; then null or all three. What is not valid there marks
-  // every sample.
+  // The same three on the device, if the host does not know them; else null. An invalid value makes every sample NaN.
   const bool* normalize_at;
   const float* repetition_penalty_at;
   const long long* ngram_size_at;
@@ -29,19 +28,19 @@ struct BeamTopKArguments {
   const float* beam_scores;  // [B, M]
   const long long* history;  // [R, T], left-aligned
   const int* lengths;        // [B]: tokens of the sample so far
-  const long long* banned;   // [R, P], -1 where there is none
+  const long long* banned;   // [R, P]; -1 fills unused places
 
   // A trie, or null.
-  const int* trie_offsets;  // [Y + 3]: first edge of each node; node 0 is none, 1 is the root
+  const int* trie_offsets;  // [Y + 3]: first edge of each node; 1 is the root, 0 stands for no node
   const int* trie_tokens;   // [Y]: the token of each edge, ascending within a node; edge e leads to node e + 2
-  const int* trie_nodes;    // [R]: the row's node, 0 where any token may follow
+  const int* trie_nodes;    // [R]: the row's node; 0: any token may follow
 
   float* scores;      // [B, C], descending
   long long* beams;   // [B, C]
   long long* tokens;  // [B, C]
 };
 
-#ifndef __CUDACC__  // the rest is the host's
+#ifndef __CUDACC__  // the rest is for the host
 
 class Parallel;
 
@@ -84,8 +83,8 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits or beam scores that no candidate can be chosen by
-// (NaN, +inf, a row of -inf), for tokens outside the vocabulary, for lengths beyond the history and for what is no
+// The CPU kernel (kernel_cpu.cpp). Raises OperatorError for logits and beam scores by which no candidate can be chosen
+// (NaN, +inf, a row of -inf), for tokens outside the vocabulary, for lengths beyond the history, and for an invalid
 // trie.
 void beam_top_k(const BeamTopKArguments<float>& arguments, const Parallel& parallel);
 

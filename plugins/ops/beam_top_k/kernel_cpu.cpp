@@ -1,6 +1,7 @@
-// BeamTopK on the CPU. A row's logits stay as they are: the tokens whose score a processor changes are few, so they are
-// kept aside, skipped while the rest is searched for the best, and offered last. Of a row at a node of a trie, the
-// node's children alone are searched. Many beams share a bound: what is below the best C of all rows is not offered.
+// BeamTopK on the CPU. A processor changes the scores of few tokens only, so a row's logits stay unchanged: the changed
+// tokens are kept in a list, skipped in the search for the best logits, and offered last. In a row at a node of a trie,
+// only the node's children are searched. Many beams share a bound: tokens that cannot be among the best C of all rows
+// are not offered.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -19,9 +20,9 @@ namespace tightbeam {
 namespace {
 
 constexpr char OP[] = "BeamTopK";
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr size_t BLOCK = 128;  // logits whose largest one is taken together
-constexpr int MANY = 16;       // candidates from which a bound is looked for first: a step's own are fewer
+constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
+constexpr size_t BLOCK = 128;  // logits of which the maximum is taken at a time
+constexpr int MANY = 16;       // candidates from which on it pays to look for a bound first
 
 struct Candidate {
   float score;
@@ -33,32 +34,32 @@ bool better(const Candidate& one, const Candidate& two) {
   return one.score != two.score ? one.score > two.score : one.token < two.token;
 }
 
-// The best C of what is offered.
+// The best C of the candidates that are offered, in a heap with the worst one in front.
 class Best {
  public:
-  explicit Best(int C) : room_(C) { kept_.reserve(C); }
+  explicit Best(int C) : capacity_(C) { heap_.reserve(C); }
 
-  bool full() const { return kept_.size() == room_; }
-  const Candidate& worst() const { return kept_.front(); }
+  bool full() const { return heap_.size() == capacity_; }
+  const Candidate& worst() const { return heap_.front(); }
 
   void offer(const Candidate& candidate) {
     if (full()) {
       if (!better(candidate, worst())) return;
-      std::pop_heap(kept_.begin(), kept_.end(), better);
-      kept_.pop_back();
+      std::pop_heap(heap_.begin(), heap_.end(), better);
+      heap_.pop_back();
     }
-    kept_.push_back(candidate);
-    std::push_heap(kept_.begin(), kept_.end(), better);
+    heap_.push_back(candidate);
+    std::push_heap(heap_.begin(), heap_.end(), better);
   }
 
   const std::vector<Candidate>& sorted() {
-    std::sort_heap(kept_.begin(), kept_.end(), better);
-    return kept_;
+    std::sort_heap(heap_.begin(), heap_.end(), better);
+    return heap_;
   }
 
  private:
-  size_t room_;
-  std::vector<Candidate> kept_;
+  size_t capacity_;
+  std::vector<Candidate> heap_;
 };
 
 class Row {
@@ -72,7 +73,7 @@ class Row {
         length_(a.lengths[row / a.M]),
         node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
-  // What is needed before the best are looked for. `by_block`: the largest logit of each block is kept.
+  // Prepares the search for the best tokens. If `by_block`, the maximum of each block is stored.
   void prepare(bool by_block) {
     normalize(by_block);
     change();
@@ -80,15 +81,15 @@ class Row {
 
   size_t changed() const { return changed_.size(); }
 
-  // Appends the totals of the largest logits of the blocks, as if no processor changed them.
+  // Appends the total of each block's maximum, as if no processor changed it.
   void add_totals(std::vector<float>& totals) const {
-    for (const float logit : highest_) totals.push_back(((logit - shift_) - log_total_) + a_.beam_scores[row_]);
+    for (const float logit : maxima_) totals.push_back(((logit - shift_) - log_sum_) + a_.beam_scores[row_]);
   }
 
-  // The best C; of those whose total is below `least` some are left out.
+  // The best C tokens. Tokens whose total is below `least` may be left out.
   std::vector<Candidate> best(float least) const {
     if (node_ != 0) return best_of_children();
-    return best_of_all(least > NOTHING ? logit_of(least) : least_of_best());
+    return best_of_all(least > MINUS_INFINITY ? logit_of(least) : least_of_best());
   }
 
  private:
@@ -96,9 +97,9 @@ class Row {
 
   std::vector<Candidate> best_of_all(float least) const {
     Best best(a_.C);
-    // Once full, a token has to be strictly above the worst one kept, which is a lower token.
+    // Once `best` is full, a token must be strictly above the worst one there, which is a lower token.
     for (int token = 0; token < a_.vocabulary; ++token) {
-      if (best.full() || least > NOTHING) {
+      if (best.full() || least > MINUS_INFINITY) {
         const float bound = best.full() ? logits_[best.worst().token] : least;
         token = static_cast<int>(math().next_above(logits_, token, a_.vocabulary, bound));
         if (token >= a_.vocabulary) break;
@@ -109,21 +110,21 @@ class Row {
     return best.sorted();
   }
 
-  // Tokens that are no children have -inf. Where too few others are left they follow, in ascending order.
+  // All tokens but the children have -inf. If there are fewer than C children, these tokens follow in ascending order.
   std::vector<Candidate> best_of_children() const {
     const int *begin = a_.trie_tokens + a_.trie_offsets[node_], *end = a_.trie_tokens + a_.trie_offsets[node_ + 1];
     Best best(a_.C);
     for (const int* token = begin; token < end; ++token)
-      if (logits_[*token] != NOTHING && (!best.full() || logits_[*token] > logits_[best.worst().token]))
+      if (logits_[*token] != MINUS_INFINITY && (!best.full() || logits_[*token] > logits_[best.worst().token]))
         offer(best, *token);
     for (const Candidate& changed : changed_)
-      if (changed.score != NOTHING && std::binary_search(begin, end, changed.token)) best.offer(changed);
+      if (changed.score != MINUS_INFINITY && std::binary_search(begin, end, changed.token)) best.offer(changed);
     std::vector<Candidate> found = best.sorted();
     std::vector<int> taken;
     for (const Candidate& candidate : found) taken.push_back(candidate.token);
     std::sort(taken.begin(), taken.end());
     for (int token = 0; found.size() < static_cast<size_t>(a_.C); ++token)
-      if (!std::binary_search(taken.begin(), taken.end(), token)) found.push_back({NOTHING, token});
+      if (!std::binary_search(taken.begin(), taken.end(), token)) found.push_back({MINUS_INFINITY, token});
     return found;
   }
 
@@ -134,52 +135,52 @@ class Row {
                    (std::isnan(row_max) ? " holds NaN"
                     : row_max < 0       ? " is all -inf"
                                         : " holds +inf") +
-                   ", expected numbers of which one at least is finite");
+                   ", expected no NaN or +inf, and at least one finite number");
     if (!a_.normalize) return;
     shift_ = row_max;
-    // Of a long double, since the logarithm of a double needs glibc 2.29.
-    const long double total = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
-    log_total_ = static_cast<float>(std::log(total));
+    // A long double, since the logarithm of a double needs glibc 2.29.
+    const long double row_sum = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
+    log_sum_ = static_cast<float>(std::log(row_sum));
   }
 
-  // The largest logit, NaN if one is; keeps those of the blocks.
+  // The largest logit, NaN if a logit is NaN. Stores the maximum of each block.
   float max_by_block() {
-    float found = NOTHING;
+    float found = MINUS_INFINITY;
     for (int first = 0; first < a_.vocabulary; first += static_cast<int>(BLOCK)) {
       const size_t size = std::min(BLOCK, static_cast<size_t>(a_.vocabulary - first));
-      highest_.push_back(math().row_max(logits_ + first, size));
-      if (highest_.back() > found || std::isnan(highest_.back())) found = highest_.back();
+      maxima_.push_back(math().row_max(logits_ + first, size));
+      if (maxima_.back() > found || std::isnan(maxima_.back())) found = maxima_.back();
       if (std::isnan(found)) break;
     }
     return found;
   }
 
-  // A number that the logits are above whose total is at least `least`, whatever the rounding.
+  // A number below every logit whose total is at least `least`, with a margin for rounding.
   float logit_of(float least) const {
     const float beam = a_.beam_scores[row_];
-    const float size = std::fabs(least) + std::fabs(beam) + std::fabs(shift_) + std::fabs(log_total_);
-    const float found = (least - beam) + log_total_ + shift_;
+    const float size = std::fabs(least) + std::fabs(beam) + std::fabs(shift_) + std::fabs(log_sum_);
+    const float found = (least - beam) + log_sum_ + shift_;
     return found - std::max(8 * std::numeric_limits<float>::epsilon() * size, std::numeric_limits<float>::min());
   }
 
-  // A number that the logits of the best C unchanged tokens are above; -inf where it is not worth looking for. The
-  // largest logits of so many blocks are at least the last of these, and no more of them are changed than are left out.
-  // What rounding may make an equal score is above it, too.
+  // A number below the logits of the best C unchanged tokens, or -inf if the search for it does not pay. The maxima of
+  // C + (number of changed tokens) blocks reach it, and at least C of these are unchanged. It has a margin, so that
+  // tokens whose scores rounding makes equal are above it too.
   float least_of_best() const {
     const size_t blocks = a_.vocabulary / BLOCK, wanted = a_.C + changed_.size();
-    if (a_.C < MANY || 2 * wanted > blocks) return NOTHING;
-    std::vector<float> highest(blocks);
-    for (size_t block = 0; block < blocks; ++block) highest[block] = math().row_max(logits_ + block * BLOCK, BLOCK);
-    std::nth_element(highest.begin(), highest.begin() + (wanted - 1), highest.end(), std::greater<float>());
-    const float found = highest[wanted - 1];
-    if (!std::isfinite(found)) return NOTHING;
-    const float size = std::fabs(found) + std::fabs(shift_) + std::fabs(log_total_);
+    if (a_.C < MANY || 2 * wanted > blocks) return MINUS_INFINITY;
+    std::vector<float> maxima(blocks);
+    for (size_t block = 0; block < blocks; ++block) maxima[block] = math().row_max(logits_ + block * BLOCK, BLOCK);
+    std::nth_element(maxima.begin(), maxima.begin() + (wanted - 1), maxima.end(), std::greater<float>());
+    const float found = maxima[wanted - 1];
+    if (!std::isfinite(found)) return MINUS_INFINITY;
+    const float size = std::fabs(found) + std::fabs(shift_) + std::fabs(log_sum_);
     return found - std::max(8 * std::numeric_limits<float>::epsilon() * size, std::numeric_limits<float>::min());
   }
 
-  float score(int token) const { return (logits_[token] - shift_) - log_total_; }
+  float score(int token) const { return (logits_[token] - shift_) - log_sum_; }
 
-  // The tokens that a processor gives another score, in ascending order.
+  // Lists the tokens whose scores a processor changes, in ascending order.
   void change() {
     if (a_.repetition_penalty != 1)
       for (int t = 0; t < length_; ++t) {
@@ -188,10 +189,10 @@ class Row {
         changed_.push_back({own < 0 ? own * a_.repetition_penalty : own / a_.repetition_penalty, token});
       }
     each_repeat(history_, length_, a_.ngram_size,
-                [&](long long token) { changed_.push_back({NOTHING, static_cast<int>(token)}); });
+                [&](long long token) { changed_.push_back({MINUS_INFINITY, static_cast<int>(token)}); });
     for (int p = 0; p < a_.P; ++p)
-      if (banned_[p] != -1) changed_.push_back({NOTHING, static_cast<int>(banned_[p])});
-    // Of several changes of a token the lowest counts, since all but the penalty are -inf.
+      if (banned_[p] != -1) changed_.push_back({MINUS_INFINITY, static_cast<int>(banned_[p])});
+    // If a token is changed more than once, the lowest score counts, since every change but the penalty is -inf.
     std::sort(changed_.begin(), changed_.end(), [](const Candidate& one, const Candidate& two) {
       return one.token != two.token ? one.token < two.token : one.score < two.score;
     });
@@ -210,13 +211,13 @@ class Row {
   const float* const logits_;
   const long long *const history_, *const banned_;
   const int length_, node_;
-  float shift_ = 0, log_total_ = 0;
+  float shift_ = 0, log_sum_ = 0;
   std::vector<Candidate> changed_;
-  std::vector<float> highest_;  // logit of each block, the last one shorter
+  std::vector<float> maxima_;  // of each block; the last block may be shorter
 };
 
-// A total that the best C of a sample's rows have at least; -inf where it is not worth looking for. So many blocks of
-// all rows have a token with it, and no more of these are changed than are left out.
+// A total that the best C tokens of a sample's rows reach, or -inf if the search for it does not pay. The maxima of C +
+// (number of changed tokens) blocks of all rows reach it, and at least C of these are unchanged.
 float least_total(const BeamTopKArguments<float>& a, const Row* rows) {
   std::vector<float> totals;
   size_t wanted = a.C;
@@ -224,21 +225,12 @@ float least_total(const BeamTopKArguments<float>& a, const Row* rows) {
     rows[m].add_totals(totals);
     wanted += rows[m].changed();
   }
-  if (2 * wanted > totals.size()) return NOTHING;
+  if (2 * wanted > totals.size()) return MINUS_INFINITY;
   std::nth_element(totals.begin(), totals.begin() + (wanted - 1), totals.end(), std::greater<float>());
-  return std::isfinite(totals[wanted - 1]) ? totals[wanted - 1] : NOTHING;
+  return std::isfinite(totals[wanted - 1]) ? totals[wanted - 1] : MINUS_INFINITY;
 }
 
-void check_tokens(const BeamTopKArguments<float>& a, const char* tensor, const long long* tokens, long long row,
-                  int count, int lowest) {
-  for (int i = 0; i < count; ++i)
-    if (tokens[i] < lowest || tokens[i] >= a.vocabulary)
-      fail(OP, std::string(tensor) + "[" + std::to_string(row) + ", " + std::to_string(i) + "] is " +
-                   std::to_string(tokens[i]) + ", expected " + std::to_string(lowest) + " to " +
-                   std::to_string(a.vocabulary - 1));
-}
-
-// The nodes of the rows, their edges and the tokens of these: all that a step reads of a trie.
+// Checks all that a step reads of a trie: the nodes of the rows, their edges, and the edges' tokens.
 void check_trie(const BeamTopKArguments<float>& a) {
   for (int row = 0; row < a.B * a.M; ++row) {
     const int node = a.trie_nodes[row];
@@ -255,7 +247,7 @@ void check_trie(const BeamTopKArguments<float>& a) {
     for (int edge = begin; edge < end; ++edge) {
       const int token = a.trie_tokens[edge], before = edge == begin ? -1 : a.trie_tokens[edge - 1];
       if (token <= before) refuse("trie_tokens", "are not ascending");
-      if (token >= a.vocabulary) refuse("trie_tokens", "hold one outside the vocabulary");
+      if (token >= a.vocabulary) refuse("trie_tokens", "have a token outside the vocabulary");
     }
   }
 }
@@ -264,17 +256,17 @@ void check(const BeamTopKArguments<float>& a) {
   check_lengths(OP, a.lengths, a.B, a.T, "the tokens of history");
   if (a.trie_nodes != nullptr) check_trie(a);
   for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row)
-    if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -NOTHING)
+    if (std::isnan(a.beam_scores[row]) || a.beam_scores[row] == -MINUS_INFINITY)
       fail(OP, "beam_scores[" + std::to_string(row / a.M) + ", " + std::to_string(row % a.M) + "] is " +
-                   std::to_string(a.beam_scores[row]) + ", expected a number");
+                   std::to_string(a.beam_scores[row]) + ", expected a finite number or -inf");
   for (long long row = 0; row < static_cast<long long>(a.B) * a.M; ++row) {
-    check_tokens(a, "history", a.history + row * a.T, row, a.lengths[row / a.M], 0);
-    check_tokens(a, "banned", a.banned + row * a.P, row, a.P, -1);
+    check_tokens(OP, "history", row, a.history + row * a.T, a.lengths[row / a.M], 0, a.vocabulary);
+    check_tokens(OP, "banned", row, a.banned + row * a.P, a.P, -1, a.vocabulary);
   }
 }
 
-// The best C of a sample's rows: by total, then by beam, then by place in the row. Each row is in that order already,
-// so the rows are merged, and no more is sorted than is returned.
+// Writes the best C candidates of a sample, in the order of total, beam and place in the row. Each row is in this order
+// already, so the rows are merged, and only what is returned is sorted.
 void merge(const BeamTopKArguments<float>& a, size_t b, const std::vector<std::vector<Candidate>>& rows) {
   struct Head {
     float total;
@@ -315,7 +307,7 @@ void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   rows.reserve(R);
   for (size_t row = 0; row < R; ++row) rows.emplace_back(a, row);
   parallel.for_each(R, [&](size_t row) { rows[row].prepare(bounded); });
-  std::vector<float> least(a.B, NOTHING);
+  std::vector<float> least(a.B, MINUS_INFINITY);
   if (bounded) parallel.for_each(a.B, [&](size_t b) { least[b] = least_total(a, &rows[b * a.M]); });
   std::vector<std::vector<Candidate>> best(R);
   parallel.for_each(R, [&](size_t row) { best[row] = rows[row].best(least[row / a.M]); });

@@ -1,9 +1,9 @@
-// BeamTopK as two CUDA kernels, which read the logits once.
+// BeamTopK in CUDA, as two kernels that read the logits once.
 //
-// Both select the best C of many keys in one way. A number that at least C of them reach is found from the best of each
-// thread, with a few instructions of a warp; what reaches it is little more than C as a rule, and is ranked by
-// counting. Keys are integers that order as (score descending, token ascending) does and are all different, so a rank
-// is a place in the result.
+// Both select the best C of many keys in the same way. First they find a bound that at least C keys reach, from the
+// best key of each thread, with a few instructions of a warp. Little more than C keys reach it as a rule, and these are
+// ranked by counting. Keys are integers in the order (score descending, token ascending). They are all different, so
+// that a rank is an index in the result.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -18,7 +18,7 @@ namespace tightbeam::device {
 
 using Key = unsigned long long;
 
-// Unsigned numbers that order as the floats do; -0 and 0 are one.
+// Maps floats to unsigned numbers in the same order; -0 and 0 become the same number.
 __device__ __forceinline__ unsigned ordered(float value) {
   const unsigned bits = __float_as_uint(value + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -27,7 +27,8 @@ __device__ __forceinline__ float from_ordered(unsigned order) {
   return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
 
-// High half: what is to be highest; low half: what is to be lowest.
+// A key's high half is the value, of which the largest comes first; its low half is the index, of which the lowest
+// does.
 __device__ __forceinline__ Key make_key(float value, int index) {
   return static_cast<Key>(ordered(value)) << 32 | (0xffffffffu - static_cast<unsigned>(index));
 }
@@ -47,9 +48,10 @@ __device__ __forceinline__ int rank_among(const AnyKey& key, const AnyKey* keys,
   return rank;
 }
 
-// A number that the `order` of at least C threads reaches, or 0: of each warp the best but C / warps, of those the
-// least. By a whole block; ends with a barrier after `floors` is written: shared, one number a warp.
-__device__ __forceinline__ unsigned reached_by(int C, unsigned order, unsigned* floors) {
+// A bound that the `order` of at least C threads reaches, or 0. Each warp finds its (C / warps)-th best; the bound is
+// the least of these. Called by a whole block. `floors` is shared memory for one number of each warp; the function ends
+// with a barrier after it is written.
+__device__ __forceinline__ unsigned reached_bound(int C, unsigned order, unsigned* floors) {
   constexpr int WARPS = TOP_K_THREADS / WARP;
   const int lane = static_cast<int>(threadIdx.x) % WARP;
   unsigned floor = 0;
@@ -83,25 +85,25 @@ struct Settings {
   }
 };
 
-// The tokens of a slice of a row, the logits `begin`..`end`, of which those below 0 do not exist. A thread has
-// TOP_K_THREAD_TOKENS of them, in packs of 16 bytes that neighbouring threads load together; sets of its tokens are the
-// bits of an unsigned.
+// A slice of a row: the tokens `begin` to `end`; tokens below 0 do not exist. Each thread has TOP_K_THREAD_TOKENS of
+// them, in packs of 16 bytes that neighbouring threads load together. A set of a thread's tokens is the bits of an
+// unsigned.
 template <class Float>
 struct Slice {
   static constexpr int NUMBERS = Pack<Float>::size;
   int begin, end;
 
-  // Token of bit i of a thread.
+  // The token that bit i of a thread's sets stands for.
   __device__ int token(int thread, int i) const {
     return begin + (i / NUMBERS * TOP_K_THREADS + thread) * NUMBERS + i % NUMBERS;
   }
-  // Sets a token's bit; `sets`: one for each thread, shared.
+  // Adds a token to its thread's set. `sets` is shared memory with one set for each thread.
   __device__ void mark(unsigned* sets, long long token) const {
     if (token < begin || token >= end) return;
     const int place = static_cast<int>(token) - begin, pack = place / NUMBERS;
     atomicOr(sets + pack % TOP_K_THREADS, 1u << (pack / TOP_K_THREADS * NUMBERS + place % NUMBERS));
   }
-  // Loads this thread's logits; returns the set of those that exist. The others are -inf.
+  // Loads this thread's logits, -inf for tokens that do not exist. Returns the set of the tokens that exist.
   __device__ unsigned load(const Float* logits, float (&values)[TOP_K_THREAD_TOKENS]) const {
     const int first = token(static_cast<int>(threadIdx.x), 0);
     unsigned exist = 0;
@@ -127,7 +129,7 @@ struct Slice {
   }
 };
 
-// Returns true where a row's lengths, history and banned tokens are valid; marks those in the slice.
+// Marks the penalised and forbidden tokens of the slice. Returns true if the row's length, history and bans are valid.
 template <class Float>
 __device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings& settings, long long row,
                                const Slice<Float>& slice, unsigned* penalised, unsigned* forbidden) {
@@ -150,14 +152,14 @@ __device__ bool mark_processed(const BeamTopKArguments<Float>& a, const Settings
   return valid;
 }
 
-// The node of a row in the trie; 0 where any token may follow.
+// The row's node in the trie; 0: any token may follow.
 template <class Float>
 __device__ __forceinline__ int node_of(const BeamTopKArguments<Float>& a, long long row) {
   return a.trie_nodes ? a.trie_nodes[row] : 0;
 }
 
-// Forbids the tokens of the slice that are no children of a node. Returns true where its children are ascending tokens
-// of the vocabulary. By a whole block, with `forbidden` all zero; ends with a barrier.
+// Forbids all tokens of the slice but a node's children. Returns true if the children are ascending tokens of the
+// vocabulary. Called by a whole block, with `forbidden` all zero; ends with a barrier.
 template <class Float>
 __device__ bool forbid_all_but_children(const BeamTopKArguments<Float>& a, int node, const Slice<Float>& slice,
                                         unsigned* forbidden) {
@@ -181,11 +183,11 @@ struct Selection {
   float* scratch;    // [32]
   unsigned* floors;  // [warps]
   int* count;
-  Key* kept;  // [capacity]
+  Key* keys;  // [capacity]
   int capacity;
 };
 
-// A key that C to `most` of the block's tokens in `taken` reach, by bisection; 0 where there are not C.
+// A key that C to `most` of the block's tokens in `taken` reach, found by bisection; 0 if `taken` has fewer than C.
 template <class KeyOf>
 __device__ Key find_bound(int C, int most, unsigned taken, KeyOf key_of, float* scratch) {
   Key low = 0, high = ~Key{0};  // at least C keys reach low, fewer than C high
@@ -202,10 +204,11 @@ __device__ Key find_bound(int C, int most, unsigned taken, KeyOf key_of, float* 
   return low;
 }
 
-// Keeps the keys from `bound` on of the block's tokens in `taken`, and counts them; `best`: a thread's best key, or one
-// above it. A warp goes through the tokens of one thread at a time.
+// Collects the keys of the block's tokens in `taken` that reach `bound`, and counts them. `best` is this thread's best
+// key, or a key above it. A warp goes through the tokens of one thread at a time.
 template <class KeyOf>
-__device__ __forceinline__ void keep_from(Key bound, Key best, unsigned taken, KeyOf key_of, const Selection& memory) {
+__device__ __forceinline__ void collect_from(Key bound, Key best, unsigned taken, KeyOf key_of,
+                                             const Selection& memory) {
   static_assert(TOP_K_THREAD_TOKENS == WARP);
   const int lane = static_cast<int>(threadIdx.x) % WARP, first = static_cast<int>(threadIdx.x) - lane;
 #pragma unroll 1
@@ -215,25 +218,25 @@ __device__ __forceinline__ void keep_from(Key bound, Key best, unsigned taken, K
     const Key key = key_of(first + owner, lane);
     if (key < bound) continue;
     const int at = atomicAdd(memory.count, 1);
-    if (at < memory.capacity) memory.kept[at] = key;
+    if (at < memory.capacity) memory.keys[at] = key;
   }
 }
 
-// The best `C` of the block's tokens in `taken`, best first, then zeros. `order`: of a thread's best one, 0 where it
-// has none. By a whole block.
+// Writes the keys of the best `C` of the block's tokens in `taken`, best first, then zeros. `order` is that of this
+// thread's best token, or 0 if it has no token. Called by a whole block.
 template <class KeyOf>
 __device__ __forceinline__ void select_tokens(unsigned order, unsigned taken, KeyOf key_of, int C,
                                               const Selection& memory, Key* candidates) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) *memory.count = 0;
-  const unsigned floor = reached_by(C, order, memory.floors);
-  keep_from(static_cast<Key>(floor) << 32, static_cast<Key>(order) << 32 | 0xffffffffu, taken, key_of, memory);
+  const unsigned floor = reached_bound(C, order, memory.floors);
+  collect_from(static_cast<Key>(floor) << 32, static_cast<Key>(order) << 32 | 0xffffffffu, taken, key_of, memory);
   __syncthreads();
-  if (*memory.count > memory.capacity) {  // many are equal, or few threads have the best ones
+  if (*memory.count > memory.capacity) {  // many keys are equal, or few threads have the best ones
     const Key bound = find_bound(C, memory.capacity, taken, key_of, memory.scratch);
     if (thread == 0) *memory.count = 0;
     __syncthreads();
-    keep_from(bound, ~Key{0}, taken, key_of, memory);
+    collect_from(bound, ~Key{0}, taken, key_of, memory);
     __syncthreads();
   }
   const int count = *memory.count;
@@ -241,15 +244,15 @@ __device__ __forceinline__ void select_tokens(unsigned order, unsigned taken, Ke
   for (int i = count + thread; i < C; i += TOP_K_THREADS) candidates[i] = 0;
 #pragma unroll 1
   for (int i = thread; i < count; i += TOP_K_THREADS) {
-    const int rank = rank_among(memory.kept[i], memory.kept, count);
-    if (rank < C) candidates[rank] = memory.kept[i];
+    const int rank = rank_among(memory.keys[i], memory.keys, count);
+    if (rank < C) candidates[rank] = memory.keys[i];
   }
   __syncthreads();  // before the memory is used again
 }
 
-// Grid: slices of all rows, one block each. To the workspace: the slice's share of the log-softmax, and the best C of
-// its tokens by logit, forbidden ones as -inf. Penalised tokens are a list of their own: what the penalty makes of them
-// is known once the whole row is; it keeps their order, and -inf.
+// Grid: one block for each slice of each row. It writes the slice's share of the log-softmax to the workspace, and the
+// keys of the best C tokens by logit, with -inf for forbidden tokens. Penalised tokens have a list of their own, since
+// their scores depend on the log-softmax of the whole row. The penalty changes neither their order nor -inf.
 template <class Float>
 __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
   constexpr int WARPS = TOP_K_THREADS / WARP;
@@ -259,7 +262,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   float* numbers = shared_memory<float>(TOP_K_THREADS * 8);
   float *maxima = numbers, *sums = maxima + WARPS;
   const Selection memory = {numbers, reinterpret_cast<unsigned*>(numbers + 32), reinterpret_cast<int*>(numbers + 48),
-                            shared_memory<Key>(TOP_K_THREADS * 8 + 256), w.kept};
+                            shared_memory<Key>(TOP_K_THREADS * 8 + 256), w.capacity};
 
   const unsigned slices = static_cast<unsigned>(w.slices);
   const long long row = blockIdx.x / slices;
@@ -271,7 +274,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   float values[TOP_K_THREAD_TOKENS];
   unsigned exist = slice.load(logits, values);
 
-  // Meanwhile the logits are on their way.
+  // The logits are loaded meanwhile.
   penalised[thread] = forbidden[thread] = 0;
   __syncthreads();
   const Settings settings(a);
@@ -279,7 +282,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   bool valid = node == 0 || forbid_all_but_children(a, node, slice, forbidden);
   valid = mark_processed(a, settings, row, slice, penalised, forbidden) && valid;
 
-  // Sums of exponentials, each warp's below its own maximum.
+  // Sums of exponentials, relative to the maximum of each warp.
   float best = -infinity(), sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < TOP_K_THREAD_TOKENS; ++i) best = fmaxf(best, values[i]);
@@ -289,7 +292,8 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   sum = warp_sum(sum);
   if (thread % WARP == 0) maxima[warp] = top, sums[warp] = sum;
 
-  valid = __syncthreads_and(valid && !isnan(sum));  // NaN and inf among the logits make it NaN; also ends the marking
+  valid = __syncthreads_and(valid &&
+                            !isnan(sum));  // the sum is NaN if a logit is NaN or inf; the barrier also ends the marking
   if (thread == 0) {
     float row_max = -infinity(), row_sum = 0.0f;
     for (int i = 0; i < WARPS; ++i) row_max = fmaxf(row_max, maxima[i]);
@@ -301,7 +305,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   if (!valid) return;
 
   const unsigned forbids = forbidden[thread];
-  if (node != 0) {  // the others are -inf, of which the lowest C tokens are enough
+  if (node != 0) {  // tokens that are not children are -inf; the lowest C of them are enough
     unsigned lowest = 0;
 #pragma unroll 1
     for (int i = 0; slice.begin < a.C && i < TOP_K_THREAD_TOKENS; ++i)
@@ -330,7 +334,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS, 3) beam_top_k_slices(BeamTopKAr
   }
 }
 
-// Grid: one block a sample. What the slices left of all its rows, with processed scores and beam scores, cut to C.
+// Grid: one block for each sample. It selects the best C of the slices' candidates by processed score plus beam score.
 template <class Float>
 __global__ void __launch_bounds__(TOP_K_THREADS) beam_top_k_samples(BeamTopKArguments<Float> a, BeamTopKWorkspace w) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -341,7 +345,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS) beam_top_k_samples(BeamTopKArgu
   float* log_sums = shifts + a.M;
 
   const Settings settings(a);
-  // Log-softmax of row m: (logit - shifts[m]) - log_sums[m].
+  // The log-softmax of row m is (logit - shifts[m]) - log_sums[m].
   bool valid = true;
   for (int m = thread / WARP; m < a.M; m += threads / WARP) {
     const float* slice_max = w.slice_max + (first_row + m) * w.slices;
@@ -386,7 +390,7 @@ __global__ void __launch_bounds__(TOP_K_THREADS) beam_top_k_samples(BeamTopKArgu
   const auto order_of = [](const BeamTopKKey& key) { return static_cast<unsigned>(key.total_and_beam >> 32); };
   unsigned best = 0;
   for (int i = thread; i < keys; i += threads) best = max(best, order_of(key_of(i)));
-  const unsigned floor = max(reached_by(a.C, best, floors), 1u);  // no key has the order 0
+  const unsigned floor = max(reached_bound(a.C, best, floors), 1u);  // every key's order is above 0
   BeamTopKKey* chosen = w.chosen + sample * keys;
   for (int i = thread; i < keys; i += threads) {
     const BeamTopKKey key = key_of(i);

@@ -1,4 +1,4 @@
-// Launch plan of BeamTopK's two kernels, and the memory between them.
+// Launch plan of BeamTopK's two kernels, and of the workspace between them.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -20,10 +20,10 @@ struct BeamTopKPlan {
   Launch slices, samples;
 };
 
-// `workspace`: aligned to 16 bytes; may be null where only the sizes are asked for.
+// `workspace` is aligned to 16 bytes, or null to learn the sizes only.
 template <class Float>
 BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace) {
-  constexpr int MAX_LEAD = 16 / sizeof(Float) - 1;  // a row's first slice begins at the aligned address before it
+  constexpr int MAX_LEAD = 16 / sizeof(Float) - 1;  // a row's first slice begins at the aligned address before the row
   const int R = a.B * a.M, C = a.C;
   BeamTopKPlan plan = {};
   BeamTopKWorkspace& w = plan.workspace;
@@ -31,7 +31,7 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   w.tokens = (a.vocabulary + MAX_LEAD + 16 * w.slices - 1) / (16 * w.slices) * 16;  // even shares, aligned
   w.lists = !a.repetition_penalty_at && a.repetition_penalty == 1.0f ? 1 : 2;
   w.listed = C < TOP_K_SLICE ? C : TOP_K_SLICE;
-  w.kept = 3 * C + 104 < TOP_K_SLICE ? 3 * C + 104 : TOP_K_SLICE;  // of random logits nearly always enough
+  w.capacity = 3 * C + 104 < TOP_K_SLICE ? 3 * C + 104 : TOP_K_SLICE;  // nearly always enough for random logits
 
   const unsigned long long slices = static_cast<unsigned long long>(w.slices) * R;
   const unsigned long long candidates = slices * w.lists * w.listed;
@@ -41,8 +41,8 @@ BeamTopKPlan plan_beam_top_k(const BeamTopKArguments<Float>& a, void* workspace)
   w.sums = w.slice_max + slices;
   plan.workspace_bytes = candidates * (sizeof(BeamTopKKey) + sizeof(unsigned long long)) + slices * 2 * sizeof(float);
 
-  // Two sets of each thread's tokens, a few numbers of each warp, the keys that are left to be ranked.
-  plan.slices = {{w.slices * R, 1, 1}, TOP_K_THREADS, TOP_K_THREADS * 8u + 256u + w.kept * 8u};
+  // Shared memory has two sets of each thread's tokens, a few numbers of each warp, and the keys to rank.
+  plan.slices = {{w.slices * R, 1, 1}, TOP_K_THREADS, TOP_K_THREADS * 8u + 256u + w.capacity * 8u};
   plan.samples = {{a.B, 1, 1}, TOP_K_THREADS, TOP_K_THREADS / 32 * 4u + 16u + a.M * 8u};
   return plan;
 }
@@ -53,7 +53,7 @@ unsigned long long beam_top_k_workspace(const BeamTopKArguments<Float>& a, const
 }
 template <class Float>
 unsigned long long beam_top_k_most_workspace(const BeamTopKArguments<Float>& a, const Gpu& gpu) {
-  return beam_top_k_workspace(a, gpu);  // grows with every size
+  return beam_top_k_workspace(a, gpu);  // it grows with every size
 }
 
 template <class Float, class Launcher>

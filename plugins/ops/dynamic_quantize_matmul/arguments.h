@@ -1,4 +1,4 @@
-// Arguments of the kernels of DynamicQuantizeMatMul, and how they are filled from a call.
+// Arguments of DynamicQuantizeMatMul's kernels, and how a call fills them.
 #pragma once
 
 #include "ops/quantized_matmul/arguments.h"
@@ -8,7 +8,7 @@ namespace tightbeam {
 template <class Float>
 struct DynamicQuantizeMatMulArguments {
   const Float* rows;                        // [R, 4 groups]
-  QuantizedMatMulArguments<Float> product;  // without its rows and their scales
+  QuantizedMatMulArguments<Float> product;  // without rows and row scales, which the kernel makes
 };
 
 template <class Float>
@@ -16,7 +16,7 @@ DynamicQuantizeMatMulArguments<Float> dynamic_quantize_matmul_arguments(const Ca
   return {call.input<Float>("rows"), quantized_matrix_arguments<Float>(call)};
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void dynamic_quantize_matmul(const DynamicQuantizeMatMulArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -1,4 +1,4 @@
-// Arguments of the kernels of EncoderAttention, and how they are filled from a call.
+// Arguments of EncoderAttention's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/operator.h"
@@ -51,7 +51,7 @@ EncoderAttentionArguments<Float> encoder_attention_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void encoder_attention(const EncoderAttentionArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -1,5 +1,5 @@
-// A thread takes a head of a sample: it packs the keys and values of the positions that count, and goes over the
-// queries. Where there are few heads, the queries of each are shared out as well.
+// An item is a head of a sample: it packs the keys and values of the positions that count, and goes over the queries.
+// If there are few heads, the queries of a head are shared out to several items.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -14,11 +14,11 @@ namespace tightbeam {
 namespace {
 
 constexpr int ENOUGH_ITEMS = 16, FEWEST_QUERIES = 128;
-constexpr long OVERRUN = 64;  // biases that a kernel may read beyond the last one
+constexpr long OVERRUN = 64;  // floats that a kernel may read beyond the last bias
 
 using Numbers = Aligned<float>;
 
-// Memory that a thread has while it works on an item; new memory costs page faults.
+// Memory for items, used again by later ones: new memory costs page faults.
 class Workspaces {
  public:
   explicit Workspaces(long count) : count_(count) {}

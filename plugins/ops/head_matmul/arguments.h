@@ -1,4 +1,4 @@
-// Arguments of the kernels of HeadMatMul, and how they are filled from a call.
+// Arguments of HeadMatMul's kernels, and how a call fills them.
 #pragma once
 
 #include "ops/quantized_matmul/arguments.h"
@@ -10,8 +10,8 @@ struct HeadMatMulArguments {
   int R, H;
   int Y;       // columns of a head
   int tiles;   // of 16 columns of a head
-  int groups;  // of four neighbours: numbers of a row / 4
-  int blocks;  // of a row that have a scale of their own
+  int groups;  // of four numbers of a row
+  int blocks;  // of a row, each with a scale of its own
 
   const Float* rows;             // [R, H, 4 groups]
   const unsigned char* weights;  // [H, tiles, groups, 16, 4]
@@ -38,7 +38,7 @@ HeadMatMulArguments<Float> head_matmul_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void head_matmul(const HeadMatMulArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -15,7 +15,7 @@ void head_matmul(const HeadMatMulArguments<float>& a, const Parallel& parallel) 
 
   const std::vector<float> no_bias(a.Y);
   const Sequential alone;
-  const bool one = a.H == 1;  // whose columns the threads share, as they else share the heads
+  const bool one = a.H == 1;  // then the threads share its columns; else they share the heads
   parallel.for_each(static_cast<size_t>(a.H), [&](size_t head) {
     QuantizedMatMulArguments<float> product{};
     product.R = a.R;

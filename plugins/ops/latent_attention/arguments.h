@@ -1,5 +1,4 @@
-// Arguments of the kernels of LatentAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R
-// = B x M rows.
+// Arguments of LatentAttention's kernels, and how a call fills them. Letters: docs/design.md. R = B x M rows.
 #pragma once
 
 #ifndef __CUDACC__
@@ -11,27 +10,27 @@ namespace tightbeam {
 template <class Float>
 struct LatentAttentionArguments {
   int B, M, H, N;
-  int G;       // heads that the states are cut into for the scores; 1 in the EL and X form, H's divisor in the K form
-  int K;       // width of such a head; a row of the states has G K numbers
+  int G;       // key heads in a row of the states: 1 in the EL and X form, a divisor of H in the K form
+  int K;       // width of a key head; a row of the states has G K numbers
   int rotary;  // numbers of a key head that are rotated for the scores, even, <= K; 0 without cosines
   float scale;
-  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
-  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: no cap
+  float weight_threshold;  // the value of a position may be left out if its weight is below; 0: never
   int key_bias_positions;
 
-  const Float* query;       // [R, H, K]
-  const Float* states;      // [B, N, G K]: keys and values at once
-  const bool* mask;         // [B, N]: which positions count
-  const float* key_bias;    // [H, key_bias_positions]: added to the scores by position; or null
-  const float* cosines;     // [N or more, rotary / 2], by place in the source; or null. The queries have been rotated
-  const float* sines;       // as cosines
-  const float* key_scales;  // [B, G, N]: factors on the scores; or null
+  const Float* query;     // [R, H, K]
+  const Float* states;    // [B, N, G K]: keys and values at once
+  const bool* mask;       // [B, N]: true for positions that count
+  const float* key_bias;  // [H, key_bias_positions]: added to the scores, by position; or null
+  const float* cosines;  // [N or more, rotary / 2], by position in the source; or null. The queries are rotated already
+  const float* sines;    // as cosines
+  const float* key_scales;  // [B, G, N]: factors of the scores; or null
 
-  Float* output;  // [R, H, G K]: each head's weights over whole rows
-  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+  Float* output;  // [R, H, G K]: each head's weighted sum of whole rows
+  float* lse;     // [R, H]: log-sum-exp of the scores; or null
 };
 
-#ifndef __CUDACC__  // the rest is the host's
+#ifndef __CUDACC__  // the rest is for the host
 
 class Parallel;
 

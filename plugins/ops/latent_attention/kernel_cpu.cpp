@@ -1,4 +1,4 @@
-// A tile of the states serves the scores and then, while it is in the processor's cache, the values.
+// A tile of the states gives the scores and then, while it is in the processor's cache, the values.
 #include "kernels/cpu/attention/attend_source.h"
 #include "ops/latent_attention/arguments.h"
 

@@ -10,8 +10,8 @@
 
 namespace tightbeam::device {
 
-// A block's part, the `Problem` of attention_rows.cuh and attention_tensor_core.cuh: some queries of a sample (head by
-// head, so that in the K form those of a tile have few different heads) over a split of the source.
+// The work of a block, as the `Problem` of attention_rows.cuh and attention_tensor_core.cuh: some queries of a sample
+// over a split of the source. Queries are in the order of heads, so that in the K form a tile has few different heads.
 template <class Float>
 struct LatentProblem {
   const LatentAttentionArguments<Float>& a;
@@ -23,7 +23,7 @@ struct LatentProblem {
   static constexpr Slot NO_SLOT = false;
   static constexpr bool HAS_SLOTS = false;
 
-  // Blocks: x of a sample's queries, y of its splits, z of the samples.
+  // The grid's x counts blocks of a sample's queries, y the splits, z the samples.
   __device__ LatentProblem(const LatentAttentionArguments<Float>& a, const SplitResult<Float>& result, int block,
                            int block_queries, int positions)
       : a(a),
@@ -42,7 +42,7 @@ struct LatentProblem {
 
   __device__ int head(int j) const { return (first_query + j) / a.M; }
   __device__ int first_group(int j) const { return head(j) / (a.H / a.G); }
-  // Query j's place among [R, H].
+  // Query j's index in [R, H].
   __device__ long long place(int j) const {
     const long long row = static_cast<long long>(sample) * a.M + (first_query + j) % a.M;
     return row * a.H + head(j);
@@ -72,7 +72,7 @@ struct LatentProblem {
   __device__ float key_scale(int j, int n) const {
     return a.key_scales[(static_cast<long long>(sample) * a.G + first_group(j)) * a.N + n];
   }
-  // PLAIN: of a kernel that is not launched where there is a cap or a bias.
+  // PLAIN: for a kernel that runs only without a cap and a bias.
   template <bool PLAIN>
   __device__ float score(int j, int n, float dot) const {
     float score = a.key_scales ? a.scale * dot * key_scale(j, n) : a.scale * dot;

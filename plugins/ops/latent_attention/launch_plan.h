@@ -16,10 +16,10 @@ __global__ void latent_attention_tensor_core_kernel(LatentAttentionArguments<Hal
 }  // namespace device
 
 struct LatentAttentionPlan {
-  Launch launch, combine;       // `combine` runs where splits > 1
-  TensorCoreShape tensor_core;  // no warps: without tensor cores
+  Launch launch, combine;       // `combine` runs if splits > 1
+  TensorCoreShape tensor_core;  // warps = 0: the SIMT kernel runs
   int queries;                  // of a block
-  int splits, positions;        // of the source, and positions of one split
+  int splits, positions;        // splits of the source, and positions of a split
   unsigned long long workspace_bytes;
 };
 
@@ -36,7 +36,7 @@ LatentAttentionPlan plan_latent_attention(const LatentAttentionArguments<Float>&
   const bool tensor_core = plan.tensor_core.warps > 0;
   plan.queries = tensor_core ? 16 * plan.tensor_core.tiles : SIMT_QUERIES;
   const int blocks = ceil_div(queries, plan.queries), slices = tensor_core ? 1 : ceil_div(D, SIMT_COLUMNS);
-  // A block fills a multiprocessor; splits cost a second pass over their outputs.
+  // One block fills a multiprocessor. Splits cost a second pass over their outputs.
   plan.splits = plan_splits(static_cast<long long>(a.B) * blocks * slices, gpu.multiprocessors, a.N,
                             split_overhead<Float>(smaller(queries, plan.queries), D, D));
   plan.positions = larger(32, ceil_div(ceil_div(a.N, plan.splits), 32) * 32);
@@ -54,7 +54,7 @@ template <class Float>
 unsigned long long latent_attention_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_latent_attention(a, gpu).workspace_bytes;
 }
-// A split needs workspace for its queries, and the work is split only into so many blocks as SPLIT_WAVES says.
+// Each split needs workspace for its queries, and SPLIT_WAVES bounds the blocks of a split source.
 template <class Float>
 unsigned long long latent_attention_most_workspace(const LatentAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block

@@ -1,4 +1,4 @@
-// Arguments of the kernels of Linear, and how they are filled from a call.
+// Arguments of Linear's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/cpu/tiled_arguments.h"
@@ -13,7 +13,7 @@ struct LinearArguments {
   const float* weights;  // [tiles, X, 16]
   const float* bias;     // [Y]
   const float* addend;   // [R, Y], or null
-  float addend_of_all;   // where it is null
+  float addend_of_all;   // in its place if it is null
   float* products;       // [R, Y]
 };
 

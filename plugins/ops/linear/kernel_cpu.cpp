@@ -1,7 +1,7 @@
-// Rows are packed in tiles of as many as registers hold sums for. A tile of rows times one, two or four tiles of
-// columns is the inner loop, over a part of X that stays in the first cache while all tiles of rows are multiplied by
-// it, and these fetch the next part meanwhile. Items are blocks of rows times ranges of columns. Of few rows there is
-// one block, so that each weight is read from memory once.
+// Rows are packed in tiles, each of as many rows as the registers hold sums for. The inner loop multiplies a tile of
+// rows by one, two or four tiles of columns, over a part of X. The part's weights stay in the first cache while all
+// tiles of rows are multiplied by them, and the next part is prefetched meanwhile. An item is a block of rows times a
+// range of columns. Few rows are one block, so that each weight is read from memory once.
 #include <algorithm>
 
 #include "kernels/cpu/aligned.h"
@@ -13,18 +13,19 @@
 namespace tightbeam {
 namespace {
 
-constexpr int FEW_ROWS = 96;               // of which there is one block; the most of a block
-constexpr int FEWEST_ROWS = 24;            // of a block of more
-constexpr long BYTES_OF_ROWS = 512 << 10;  // of a block of more, in the second cache
-constexpr long BYTES_AT_ONCE = 2 << 20;    // of rows that are packed
-constexpr long BYTES_TO_PACK = 64 << 10;   // of an item
-constexpr int PART = 256;                  // of X: numbers of a row
-constexpr long AHEAD = 1024;               // floats of a tile that is multiplied by a single tile of rows
-constexpr long BYTES_OF_ITEM = 128 << 10;  // of weights, for few rows
+constexpr int FEW_ROWS = 96;               // rows that are one block; a block has at most so many
+constexpr int FEWEST_ROWS = 24;            // of a block at least, if there are several
+constexpr long BYTES_OF_ROWS = 512 << 10;  // of a block, if there are several: they fit the second cache
+constexpr long BYTES_AT_ONCE = 2 << 20;    // of rows that are packed at a time
+constexpr long BYTES_TO_PACK = 64 << 10;   // of an item that packs rows
+constexpr int PART = 256;                  // numbers of a row in a part of X
+constexpr long AHEAD = 1024;               // floats to prefetch ahead, with a single tile of rows
+constexpr long BYTES_OF_ITEM = 128 << 10;  // of an item's weights, for few rows
 constexpr long PRODUCTS_OF_ITEM = 1 << 20;
-constexpr long ITEMS = 16;                          // of many rows, at least
-constexpr int MOST_ROWS = FEW_ROWS + FEWEST_ROWS;   // of a block, with the rest of its last tile
-constexpr int SUMS = MOST_ROWS * 2 * TILE_COLUMNS;  // of an item; four tiles are for a single tile of rows
+constexpr long ITEMS = 16;                         // at least, for many rows
+constexpr int MOST_ROWS = FEW_ROWS + FEWEST_ROWS;  // of a block at most, with the rest of its last tile
+constexpr int SUMS =
+    MOST_ROWS * 2 * TILE_COLUMNS;  // of an item; only a single tile of rows is multiplied by four tiles
 
 // Some rows of the call, packed in tiles of rows.
 class PackedRows {
@@ -35,7 +36,7 @@ class PackedRows {
         rows_(static_cast<int>(end - begin)),
         tiles_((rows_ - 1) / kernels_.most_rows + 1),
         each_((rows_ - 1) / tiles_ + 1) {
-    if (rows_ == 1) return;  // packed as it is
+    if (rows_ == 1) return;  // a single row is packed already
     packed_ = aligned<float>(static_cast<size_t>(rows_) * a.X);
     const int items = static_cast<int>(std::min<long>(tiles_, rows_ * 4L * a.X / BYTES_TO_PACK + 1));
     parallel.for_each(items, [&](size_t item) {
@@ -61,15 +62,15 @@ class PackedRows {
   const LinearKernels& kernels_ = linear_kernels();
   const LinearArguments<float>& a_;
   long begin_;
-  int rows_, tiles_, each_;  // rows of a tile, of which there may be fewer in the last one
+  int rows_, tiles_, each_;  // each_: rows of a tile; the last one may have fewer
   Aligned<float> packed_;
 };
 
-// Tiles of rows times tiles of columns, of which `most` are multiplied at once.
+// Multiplies tiles of rows by tiles of columns, at most `most` of these at once.
 void multiply(const LinearArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles, int most) {
   const LinearKernels& kernels = linear_kernels();
   const long tile_step = long{TILE_COLUMNS} * a.X;
-  const int turns = row_tiles.size();
+  const int row_tile_count = row_tiles.size();
   const Range all{0, a.X};
   const int parts = (a.X - 1) / PART + 1;
   alignas(LINE) float sums[SUMS];
@@ -82,15 +83,15 @@ void multiply(const LinearArguments<float>& a, const PackedRows& rows, Range row
       const Range range = all.part(part, parts);
       const float* own = weights + range.begin * long{TILE_COLUMNS};
       const bool over = part + 1 == parts;
-      const float* next = turns == 1 ? own + AHEAD
-                          : over     ? weights + count * tile_step
-                                     : own + range.size() * long{TILE_COLUMNS};
+      const float* next = row_tile_count == 1 ? own + AHEAD
+                          : over              ? weights + count * tile_step
+                                              : own + range.size() * long{TILE_COLUMNS};
       float* to = sums;
-      for (int turn = 0; turn < turns; ++turn) {
-        const int row_tile = row_tiles.begin + turn, height = rows.height(row_tile);
-        const long fetched = static_cast<long>(range.size()) * turn / turns * TILE_COLUMNS;
+      for (int i = 0; i < row_tile_count; ++i) {
+        const int row_tile = row_tiles.begin + i, height = rows.height(row_tile);
+        const long fetched = static_cast<long>(range.size()) * i / row_tile_count * TILE_COLUMNS;
         kernels.multiply({rows.packed(row_tile, range.begin), height, own, tile_step, count, range.size(), part == 0,
-                          to, next + fetched, turns});
+                          to, next + fetched, row_tile_count});
         const long row = rows.row(row_tile), place = row * a.Y + first;
         if (over)
           kernels.finish({to, stride, height, columns, a.bias + first, a.addend == nullptr ? nullptr : a.addend + place,
@@ -116,7 +117,7 @@ void linear(const LinearArguments<float>& a, const Parallel& parallel) {
     const bool few = count <= FEW_ROWS;
     const long block_rows = std::clamp<long>(BYTES_OF_ROWS / row_bytes, FEWEST_ROWS, FEW_ROWS);
     const long blocks = few ? 1 : (count - 1) / block_rows + 1;
-    // Parts that are worth a thread's attention, or as many as many threads need.
+    // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_ITEM, PRODUCTS_OF_ITEM * 4 / count) / bytes : 1;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
     const long parts = std::min((steps - 1) / std::max(1L, worth) + 1, enough);

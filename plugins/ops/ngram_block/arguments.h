@@ -1,4 +1,4 @@
-// Arguments of the kernels of NGramBlock, and how they are filled from a call.
+// Arguments of NGramBlock's kernels, and how a call fills them.
 #pragma once
 
 #ifndef __CUDACC__
@@ -14,7 +14,7 @@ struct NGramBlockArguments {
   int R, T;
   int vocabulary;
   int ngram_size;                  // 0 blocks nothing; may be larger than T
-  const long long* ngram_size_at;  // the same on the device, where the host does not know it; or null
+  const long long* ngram_size_at;  // the same on the device, if the host does not know it; or null
 
   const long long* history;  // [R, T], left-aligned
   const int* lengths;        // [R]: tokens of the row that count
@@ -23,7 +23,7 @@ struct NGramBlockArguments {
   Float* blocked;       // [R, vocabulary]
 };
 
-#ifndef __CUDACC__  // the rest is the host's
+#ifndef __CUDACC__  // the rest is for the host
 
 class Parallel;
 
@@ -48,7 +48,7 @@ NGramBlockArguments<Float> ngram_block_arguments(const Call& call) {
 }
 
 // The CPU kernel (kernel_cpu.cpp). Raises OperatorError for a length beyond the history and for a token outside the
-// vocabulary.
+// vocabulary. It has versions for all float types.
 template <class Float>
 void ngram_block(const NGramBlockArguments<Float>& arguments, const Parallel& parallel);
 

@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "kernels/cpu/check_values.h"
 #include "kernels/cpu/parallel.h"
@@ -16,25 +14,17 @@ constexpr float minus_infinity(float) { return -__builtin_inff(); }
 constexpr Float16 minus_infinity(Float16) { return {0xFC00}; }
 constexpr BFloat16 minus_infinity(BFloat16) { return {0xFF80}; }
 
-void check_tokens(const long long* history, int length, int row, int vocabulary) {
-  for (int t = 0; t < length; ++t)
-    if (history[t] < 0 || history[t] >= vocabulary)
-      fail("NGramBlock", "history[" + std::to_string(row) + ", " + std::to_string(t) + "] is " +
-                             std::to_string(history[t]) + ", expected a token in 0.." + std::to_string(vocabulary - 1));
-}
-
 }  // namespace
 
 template <class Float>
 void ngram_block(const NGramBlockArguments<Float>& a, const Parallel& parallel) {
   check_lengths("NGramBlock", a.lengths, a.R, a.T, "the tokens of history");
-  parallel.for_each(a.R, [&](size_t r) {
-    const int row = static_cast<int>(r);
+  parallel.for_each(a.R, [&](size_t row) {
     const int length = a.lengths[row];
-    const long long* history = a.history + r * a.T;
-    check_tokens(history, length, row, a.vocabulary);
-    Float* blocked = a.blocked + r * a.vocabulary;
-    const Float* scores = a.scores + r * a.vocabulary;
+    const long long* history = a.history + row * a.T;
+    check_tokens("NGramBlock", "history", static_cast<long>(row), history, length, 0, a.vocabulary);
+    Float* blocked = a.blocked + row * a.vocabulary;
+    const Float* scores = a.scores + row * a.vocabulary;
     if (blocked != scores) std::memcpy(blocked, scores, sizeof(Float) * a.vocabulary);
     each_repeat(history, length, a.ngram_size, [&](long long token) { blocked[token] = minus_infinity(Float{}); });
   });

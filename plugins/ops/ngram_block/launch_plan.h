@@ -1,4 +1,4 @@
-// Launch plan of NGramBlock's kernel: blocks of the grid share out the slices of each row's scores.
+// Launch plan of NGramBlock's kernel: a block has a slice of a row's scores.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -14,8 +14,8 @@ __global__ void ngram_block(NGramBlockArguments<Float> a);
 template <class Float>
 Launch plan_ngram_block(const NGramBlockArguments<Float>& arguments) {
   constexpr int THREADS = 256, MAX_SLICES = 64;
-  constexpr int NUMBERS = 16 * THREADS * 4 / sizeof(Float);  // of a slice: four loads a thread
-  // In place there is nothing to copy, so one block a row is enough.
+  constexpr int NUMBERS = 16 * THREADS * 4 / sizeof(Float);  // of a slice: four loads of each thread
+  // In place there is nothing to copy, so one block is enough for a row.
   const bool in_place = arguments.scores == arguments.blocked;
   int slices = in_place ? 1 : (arguments.vocabulary + NUMBERS - 1) / NUMBERS;
   if (slices > MAX_SLICES) slices = MAX_SLICES;

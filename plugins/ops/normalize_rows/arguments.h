@@ -1,4 +1,4 @@
-// Arguments of the kernels of NormalizeRows, and how they are filled from a call.
+// Arguments of NormalizeRows's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/operator.h"
@@ -33,7 +33,7 @@ NormalizeRowsArguments<Float> normalize_rows_arguments(const Call& call) {
           call.output<Float>("normalized")};
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void normalize_rows(const NormalizeRowsArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -1,4 +1,4 @@
-// Arguments of the kernels of QuantizeRows, and how they are filled from a call.
+// Arguments of QuantizeRows's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/operator.h"
@@ -27,7 +27,7 @@ QuantizeRowsArguments<Float> quantize_rows_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it.
 void quantize_rows(const QuantizeRowsArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -8,27 +8,21 @@
 namespace tightbeam {
 namespace {
 
-constexpr int NUMBERS = 1 << 15;  // of an item: about ten microseconds
+constexpr int NUMBERS = 1 << 15;  // of an item, which take about ten microseconds
 
 }  // namespace
 
 void quantize_rows(const QuantizeRowsArguments<float>& a, const Parallel& parallel) {
   const Quantized& kernels = quantized();
-  const int rows = std::max(1, NUMBERS / a.X);
-  parallel.for_each((a.R + rows - 1) / rows, [&](size_t item) {
-    const long begin = static_cast<long>(item) * rows, end = std::min<long>(a.R, begin + rows);
-    for (long row = begin; row < end; ++row) {
-      const float* numbers = a.rows + row * a.X;
-      signed char* quantized = a.quantized + row * a.X;
-      const float largest = largest_of(kernels.largest(numbers, a.X));
-      if (largest != largest) {
-        std::memset(quantized, 0, a.X);
-        a.scale[row] = largest;
-        continue;
-      }
+  parallel.for_each_row(a.R, std::max(1, NUMBERS / a.X), [&](long row) {
+    const float* numbers = a.rows + row * a.X;
+    signed char* quantized = a.quantized + row * a.X;
+    const float largest = largest_of(kernels.largest(numbers, a.X));
+    if (largest == largest)
       kernels.round(numbers, a.X, 127 / largest, quantized);
-      a.scale[row] = largest / 127;
-    }
+    else
+      std::memset(quantized, 0, a.X);
+    a.scale[row] = largest / 127;
   });
 }
 

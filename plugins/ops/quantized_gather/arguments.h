@@ -1,4 +1,4 @@
-// Arguments of the kernels of QuantizedGather, and how they are filled from a call.
+// Arguments of QuantizedGather's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/cpu/tiled_arguments.h"
@@ -9,8 +9,8 @@ template <class Float>
 struct QuantizedGatherArguments {
   int R;
   int vocabulary;
-  int groups;  // of four neighbours: numbers of a row / 4
-  int blocks;  // of a row that have a scale of their own
+  int groups;  // of four numbers of a row
+  int blocks;  // of a row, each with a scale of its own
 
   const long long* tokens;       // [R]
   const unsigned char* weights;  // [tiles, groups, 16, 4]

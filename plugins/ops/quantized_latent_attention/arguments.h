@@ -1,5 +1,5 @@
-// Arguments of the kernels of QuantizedLatentAttention, and how they are filled from a call. Letters: docs/design.md,
-// Letters. R = B x M rows.
+// Arguments of QuantizedLatentAttention's kernels, and how a call fills them. Letters: docs/design.md. R = B x M
+// rows.
 #pragma once
 
 #include "kernels/attention_arguments.h"
@@ -9,21 +9,21 @@ namespace tightbeam {
 template <class Float>
 struct QuantizedLatentAttentionArguments {
   int B, M, H, N;
-  int G;  // heads that the states are cut into for the scores
-  int K;  // width of such a head; a row of the states has G K numbers
+  int G;  // key heads in a row of the states
+  int K;  // width of a key head; a row of the states has G K numbers
   float scale;
-  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
-  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: no cap
+  float weight_threshold;  // the value of a position may be left out if its weight is below; 0: never
   int key_bias_positions;
 
   const Float* query;         // [R, H, K]
   const signed char* states;  // [B, N, G K]: keys and values at once
   const float* states_scale;  // [B, N]
-  const bool* mask;           // [B, N]: which positions count
-  const float* key_bias;      // [H, key_bias_positions]: added to the scores by position; or null
+  const bool* mask;           // [B, N]: true for positions that count
+  const float* key_bias;      // [H, key_bias_positions]: added to the scores, by position; or null
 
-  Float* output;  // [R, H, G K]: each head's weights over whole rows
-  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+  Float* output;  // [R, H, G K]: each head's weighted sum of whole rows
+  float* lse;     // [R, H]: log-sum-exp of the scores; or null
 };
 
 class Parallel;
@@ -38,7 +38,7 @@ QuantizedLatentAttentionArguments<Float> quantized_latent_attention_arguments(co
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void quantized_latent_attention(const QuantizedLatentAttentionArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -1,4 +1,4 @@
-// Arguments of the kernels of QuantizedMatMul, and how they are filled from a call.
+// Arguments of QuantizedMatMul's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/cpu/tiled_arguments.h"
@@ -9,10 +9,10 @@ template <class Float>
 struct QuantizedMatMulArguments {
   int R;
   int Y;       // columns
-  int groups;  // of four neighbours: numbers of a row / 4
-  int blocks;  // of a row that have a scale of their own
+  int groups;  // of four numbers of a row
+  int blocks;  // of a row, each with a scale of its own
   int activation;
-  // Numbers from a row to the next: 4 groups, blocks and Y where rows lie side by side.
+  // Distance from a row to the next, in numbers: 4 groups, blocks and Y if the rows are contiguous.
   long row_step, row_scale_step, products_step;
 
   const signed char* rows;       // [R, 4 groups]
@@ -21,13 +21,13 @@ struct QuantizedMatMulArguments {
   const float* scale;            // [blocks, Y]
   const float* bias;             // [Y]
   const Float* addend;           // [R, Y], or null
-  Float addend_of_all;           // where it is null
+  Float addend_of_all;           // in its place if it is null
   Float* products;               // [R, Y]
 };
 
 class Parallel;
 
-// Ends the call unless its weights, in tiles, fit the Y columns and the blocks of its scale.
+// Checks that the tiles of the weights fit the Y columns and the blocks of the scale.
 inline void check_quantized_matrix(const Call& call) {
   const int groups = call.size("groups"), blocks = call.size("blocks");
   check_tiles(call, "Y");
@@ -39,7 +39,7 @@ inline void check_quantized_matrix(const Call& call) {
               ", the groups of four numbers in a row");
 }
 
-// All but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
+// Fills in all arguments but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
 template <class Float>
 QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   QuantizedMatMulArguments<Float> arguments{};
@@ -70,7 +70,7 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void quantized_matmul(const QuantizedMatMulArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

@@ -1,7 +1,7 @@
-// Rows are packed in tiles of as many as registers hold sums for; a tile of rows times one or two tiles of columns is
-// the inner loop, over all of K. Items are blocks of rows times ranges of columns. In an item, some tiles of columns
-// stay in the second cache while all tiles of rows are multiplied by them, and these fetch the next ones meanwhile. Of
-// few rows there is one block, so that each weight is read from memory once.
+// Rows are packed in tiles, each of as many rows as the registers hold sums for. The inner loop multiplies a tile of
+// rows by one or two tiles of columns, over all of K. An item is a block of rows times a range of columns. In an item,
+// some tiles of columns stay in the second cache while all tiles of rows are multiplied by them, and the next ones are
+// prefetched meanwhile. Few rows are one block, so that each weight is read from memory once.
 #include <algorithm>
 #include <vector>
 
@@ -14,17 +14,17 @@
 namespace tightbeam {
 namespace {
 
-constexpr int FEW_ROWS = 96;                  // of which there is one block
-constexpr long BYTES_OF_ROWS = 256 << 10;     // of a block of more, in the second cache
-constexpr long BYTES_OF_WEIGHTS = 128 << 10;  // there at a time, while as many are fetched
-constexpr long BYTES_OF_PART = 24 << 10;      // of it, the next one and the rows, in the first cache
-constexpr long BYTES_AT_ONCE = 2 << 20;       // of rows that are packed
-constexpr long BYTES_TO_PACK = 32 << 10;      // of an item
+constexpr int FEW_ROWS = 96;                  // rows that are one block
+constexpr long BYTES_OF_ROWS = 256 << 10;     // of a block, if there are several: they fit the second cache
+constexpr long BYTES_OF_WEIGHTS = 128 << 10;  // in the second cache at a time, while as many are prefetched
+constexpr long BYTES_OF_PART = 24 << 10;      // of a part, the next part and the rows, in the first cache
+constexpr long BYTES_AT_ONCE = 2 << 20;       // of rows that are packed at a time
+constexpr long BYTES_TO_PACK = 32 << 10;      // of an item that packs rows
 constexpr long PRODUCTS_OF_ITEM = 1 << 21;
-constexpr long ITEMS = 16;      // of many rows, at least
-constexpr long AHEAD = 4096;    // bytes
-constexpr int MOST_ROWS = 24;   // of a tile, on any processor
-constexpr int MOST_PARTED = 2;  // tiles of rows for which K is parted: more are as fast without
+constexpr long ITEMS = 16;      // at least, for many rows
+constexpr long AHEAD = 4096;    // bytes to prefetch ahead, with a single tile of rows
+constexpr int MOST_ROWS = 24;   // of a tile at most, on any processor
+constexpr int MOST_PARTED = 2;  // tiles of rows for which K is split into parts; more tiles are as fast without
 
 // Some rows of the call, packed in tiles of rows.
 class PackedRows {
@@ -71,40 +71,40 @@ class PackedRows {
   const Quantized& kernels_ = quantized();
   const QuantizedMatMulArguments<float>& a_;
   long begin_;
-  int rows_, tiles_, each_;  // rows of a tile, of which there may be fewer in the last one
+  int rows_, tiles_, each_;  // each_: rows of a tile; the last one may have fewer
   Aligned<unsigned char> bytes_;
   std::vector<int> corrections_;
 };
 
-// What an item needs beside its ranges.
+// How an item divides its work.
 struct Plan {
   int most;      // tiles of columns that are multiplied at once
   int together;  // tiles of columns in the second cache
-  int parts;     // of K, one of which stays in the first cache while all tiles of rows are multiplied by it
+  int parts;     // of K: one stays in the first cache while all tiles of rows are multiplied by it
 };
 
-// Tiles of rows times tiles of columns.
+// Multiplies tiles of rows by tiles of columns.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan) {
   const Quantized& kernels = quantized();
   const long tile_bytes = static_cast<long>(a.groups) * TILE_STEP;
-  const int turns = row_tiles.size(), block_groups = a.groups / a.blocks;
-  const long step = (TILE_STEP - 1) / turns + 1;
+  const int row_tile_count = row_tiles.size(), block_groups = a.groups / a.blocks;
+  const long step = (TILE_STEP - 1) / row_tile_count + 1;
   alignas(LINE) int sums[MOST_PARTED][MOST_ROWS * 2 * TILE_COLUMNS];
-  const auto multiply_tile = [&](int block, int part, int turn, int tile, int count) {
-    const int row_tile = row_tiles.begin + turn, first = tile * TILE_COLUMNS, height = rows.count(row_tile);
+  const auto multiply_tile = [&](int block, int part, int index, int tile, int count) {
+    const int row_tile = row_tiles.begin + index, first = tile * TILE_COLUMNS, height = rows.count(row_tile);
     const int stride = count * TILE_COLUMNS, columns = std::min(stride, a.Y - first);
     const Range groups = Range{block * block_groups, (block + 1) * block_groups}.part(part, plan.parts);
     const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin * long{TILE_STEP};
-    // Where each weight is used but once, what follows soon; else the next part, or these of the next tiles.
+    // With one tile of rows, prefetch a little ahead; else the next part, or the same part of the next tiles.
     const bool over = groups.end == a.groups;
-    const long ahead = turns == 1       ? AHEAD
-                       : plan.parts > 1 ? groups.size() * long{TILE_STEP} + (over ? (count - 1) * tile_bytes : 0)
-                                        : plan.together * tile_bytes;
-    int* products = sums[plan.parts > 1 ? turn : 0];
+    const long ahead = row_tile_count == 1 ? AHEAD
+                       : plan.parts > 1    ? groups.size() * long{TILE_STEP} + (over ? (count - 1) * tile_bytes : 0)
+                                           : plan.together * tile_bytes;
+    int* products = sums[plan.parts > 1 ? index : 0];
     kernels.multiply({rows.packed(row_tile, groups.begin), height, count, weights, tile_bytes, groups.size(),
                       part == 0 ? rows.corrections(row_tile, block) : nullptr, products,
-                      weights + ahead + turn * step * groups.size(), step});
+                      weights + ahead + index * step * groups.size(), step});
     if (part + 1 < plan.parts) return;
     const long row = rows.row(row_tile);
     kernels.scale({products, stride, height, columns, a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
@@ -116,9 +116,9 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
     const int to = std::min(tiles.end, from + plan.together);
     for (int block = 0; block < a.blocks; ++block)
       for (int part = 0; part < plan.parts; ++part)
-        for (int turn = 0; turn < turns; ++turn)
+        for (int index = 0; index < row_tile_count; ++index)
           for (int tile = from; tile < to; tile += plan.most)
-            multiply_tile(block, part, turn, tile, std::min(plan.most, to - tile));
+            multiply_tile(block, part, index, tile, std::min(plan.most, to - tile));
   }
 }
 
@@ -142,7 +142,7 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
     const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP + rows.count(0) * kernels.group_bytes);
     const Plan plan{most, static_cast<int>(together) * most,
                     parted ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1};
-    // Parts that are worth a thread's attention, or as many as many threads need.
+    // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
     const long parts = std::min((steps - 1) / std::max(1L, worth) + 1, enough);

@@ -1,5 +1,5 @@
-// Arguments of the kernels of QuantizedSourceAttention, and how they are filled from a call. Letters: docs/design.md,
-// Letters. R = B x M rows.
+// Arguments of QuantizedSourceAttention's kernels, and how a call fills them. Letters: docs/design.md. R = B x M
+// rows.
 #pragma once
 
 #include "kernels/attention_arguments.h"
@@ -10,20 +10,20 @@ template <class Float>
 struct QuantizedSourceAttentionArguments {
   int B, M, H, G, K, V, N;
   float scale;
-  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
-  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: no cap
+  float weight_threshold;  // the value of a position may be left out if its weight is below; 0: never
   int key_bias_positions;
 
   const Float* query;        // [R, H K]
-  const signed char* key;    // [B, G, N, K]: once a sample
+  const signed char* key;    // [B, G, N, K], once for all beams of a sample
   const float* key_scale;    // [B, G, N]
   const signed char* value;  // [B, G, N, V]
   const float* value_scale;  // [B, G, N]
-  const bool* mask;          // [B, N]: which positions count
-  const float* key_bias;     // [H, key_bias_positions]: added to the scores by position; or null
+  const bool* mask;          // [B, N]: true for positions that count
+  const float* key_bias;     // [H, key_bias_positions]: added to the scores, by position; or null
 
   Float* output;  // [R, H V]
-  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+  float* lse;     // [R, H]: log-sum-exp of the scores; or null
 };
 
 class Parallel;
@@ -41,7 +41,7 @@ QuantizedSourceAttentionArguments<Float> quantized_source_attention_arguments(co
   return arguments;
 }
 
-// The CPU kernel (kernel_cpu.cpp); 16-bit tensors are widened before and rounded after.
+// The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void quantized_source_attention(const QuantizedSourceAttentionArguments<float>& arguments, const Parallel& parallel);
 
 }  // namespace tightbeam

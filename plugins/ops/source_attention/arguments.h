@@ -1,5 +1,4 @@
-// Arguments of the kernels of SourceAttention, and how they are filled from a call. Letters: docs/design.md, Letters. R
-// = B x M rows.
+// Arguments of SourceAttention's kernels, and how a call fills them. Letters: docs/design.md. R = B x M rows.
 #pragma once
 
 #ifndef __CUDACC__
@@ -12,21 +11,21 @@ template <class Float>
 struct SourceAttentionArguments {
   int B, M, H, G, K, V, N;
   float scale;
-  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: none
-  float weight_threshold;  // a position whose weight is below it may be left out of the values; 0: none is
+  float softcap;           // c: a scaled score s becomes c tanh(s / c); 0: no cap
+  float weight_threshold;  // the value of a position may be left out if its weight is below; 0: never
   int key_bias_positions;
 
   const Float* query;     // [R, H K]
-  const Float* key;       // [B, G, N, K]: once a sample
+  const Float* key;       // [B, G, N, K], once for all beams of a sample
   const Float* value;     // [B, G, N, V]
-  const bool* mask;       // [B, N]: which positions count
-  const float* key_bias;  // [H, key_bias_positions]: added to the scores by position; or null
+  const bool* mask;       // [B, N]: true for positions that count
+  const float* key_bias;  // [H, key_bias_positions]: added to the scores, by position; or null
 
   Float* output;  // [R, H V]
-  float* lse;     // [R, H]: log of the sum of exponentials of the scaled scores; or null
+  float* lse;     // [R, H]: log-sum-exp of the scores; or null
 };
 
-#ifndef __CUDACC__  // the rest is the host's
+#ifndef __CUDACC__  // the rest is for the host
 
 class Parallel;
 

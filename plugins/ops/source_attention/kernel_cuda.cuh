@@ -1,5 +1,5 @@
-// SourceAttention in CUDA. The queries of all beams and heads that share a key/value head are answered by one block, so
-// keys and values come from device memory once; a long source is split over blocks and joined by a second kernel.
+// SourceAttention in CUDA. One block has the queries of all beams and heads that share a key/value head, so keys and
+// values come from device memory once. A long source is split over blocks, and a second kernel combines the splits.
 #pragma once
 
 #include "kernels/cuda/attention.cuh"
@@ -11,7 +11,7 @@
 
 namespace tightbeam::device {
 
-// The work of a block of either kernel: some queries of a sample and key/value head, and a split of the source.
+// The work of a block of either kernel: some queries of a sample and key/value head over a split of the source.
 template <class Float>
 struct SourceBlock {
   int sample, g, first_query, split, begin, end;
@@ -31,7 +31,7 @@ struct SourceBlock {
 
   __device__ int queries(const SourceAttentionArguments<Float>& a) const { return a.M * (a.H / a.G); }
 
-  // Query j of a sample and key/value head: its place among [R, H].
+  // Index in [R, H] of query j of the sample and key/value head.
   __device__ long long place(const SourceAttentionArguments<Float>& a, int j) const {
     const int Q = a.H / a.G;
     return (static_cast<long long>(sample) * a.M + j / Q) * a.H + g * Q + j % Q;
@@ -60,7 +60,7 @@ struct SourceRows {
   __device__ void rotation(int, int, float*, float*) const {}
 };
 
-// Without tensor cores: float32, and heads too wide for source_attention_tensor_core_kernel.
+// The SIMT kernel: for float32, and for heads too wide for source_attention_tensor_core_kernel.
 template <class Float, int QUERIES, int CHUNKS>
 __global__ void __launch_bounds__(256, 2)
     source_attention_stream_kernel(SourceAttentionArguments<Float> a, RowStreamPlan plan, int positions,
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256, 2)
     const int q = i / slice, column = i % slice;
     const long long row = block.place(a, block.first_query + q);
     float lse;
-    const float value = join_parts(
+    const float value = combine_parts(
         plan.parts, [&](int part) { return all_softmax[part * QUERIES + q]; },
         [&](int part) { return all_sums[(part * QUERIES + q) * columns + column]; }, &lse);
     put(result, block.split, row, first_column + column, value);
@@ -105,16 +105,16 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// With tensor cores. Each warp goes through its own tiles of 16 positions, two in shared memory at a time, without a
-// barrier of the block; scores and weights stay in the registers of the matrix fragments. Per position and 16 queries
-// (fewer are padded to them) 2 (K + V) bytes are read for 32 (K + V) operations: far below the matrix rate, so the
-// floor is the bytes of keys and values.
+// The tensor-core kernel. Each warp goes through its own tiles of 16 positions, two in shared memory at a time, without
+// a barrier of the block. Scores and weights stay in the registers of the matrix fragments. For a position and 16
+// queries (fewer are padded to 16), 2 (K + V) bytes are read for 32 (K + V) operations. That is far below the rate of
+// the tensor cores, so the lower bound of the time is the bytes of keys and values.
 template <class Half, int TILES, int WIDTH>
 __global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
     source_attention_tensor_core_kernel(SourceAttentionArguments<Half> a, int positions, bool aligned,
                                         SplitResult<Half> result) {
   constexpr int STRIDE = WIDTH + 8, STEPS = WIDTH / 16, WARPS = 4;
-  constexpr int PACKS = WIDTH / 8, ROWS = WARP / PACKS;  // of a row; that a warp copies at once
+  constexpr int PACKS = WIDTH / 8, ROWS = WARP / PACKS;  // packs of a row; rows that a warp copies at once
   const SourceBlock<Half> block(a, 16 * TILES, result.splits, positions);
   const int queries = min(16 * TILES, block.queries(a) - block.first_query);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
   const Half* key = a.key + (first_position + first_row) * a.K + column;
   const Half* value = a.value + (first_position + first_row) * a.V + column;
   bool next_mask = counts_at(block.begin + warp * 16);
-  // Starts the next tile, which ends before `end`, on its way; returns which of its positions count. One in which none
-  // does is not read.
+  // Starts the copy of the next tile, which ends before `end`, and returns which of its positions count. A tile in
+  // which no position counts is not read.
   const auto load = [&](int end, unsigned stage) {
     const unsigned votes = __ballot_sync(WHOLE_WARP, next_mask), rows = votes >> first_row;
     next_mask = counts_at(end);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
           }
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 1));
           top = fmaxf(top, __shfl_xor_sync(WHOLE_WARP, top, 2));
-          const float base = top == -infinity() ? 0.0f : top;  // the weight of -inf is 0 then too
+          const float base = top == -infinity() ? 0.0f : top;  // so that the weight of -inf is 0
           const float shrink = expf(row_max[tile][half] - base);
           row_max[tile][half] = top;
           row_sum[tile][half] *= shrink;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
   copy_async_wait<0>();
   __syncthreads();
 
-  // The warps' parts, over the stages: [WARPS, 16 TILES] softmaxes, [WARPS, 16 TILES, WIDTH] sums.
+  // The results of the warps, in the memory of the stages: [WARPS, 16 TILES] softmaxes, [WARPS, 16 TILES, WIDTH] sums.
   PartialSoftmax* all_softmax = shared_memory<PartialSoftmax>();
   float* all_sums = shared_memory<float>(WARPS * 16 * TILES * sizeof(PartialSoftmax));
 #pragma unroll
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(128, TILES* WIDTH == 64 ? 4 : 2)
     const long long row = block.place(a, block.first_query + q);
     for (int c = lane; c < a.V; c += WARP) {
       float lse;
-      const float number = join_parts(
+      const float number = combine_parts(
           WARPS, [&](int part) { return all_softmax[part * 16 * TILES + q]; },
           [&](int part) { return all_sums[(part * 16 * TILES + q) * WIDTH + c]; }, &lse);
       put(result, block.split, row, c, number);

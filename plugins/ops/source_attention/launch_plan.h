@@ -15,23 +15,23 @@ __global__ void source_attention_tensor_core_kernel(SourceAttentionArguments<Hal
                                                     SplitResult<Half> result);
 }  // namespace device
 
-constexpr int SOURCE_BLOCKS = 2;  // of a multiprocessor, which keep its share of the memory's rate busy
+constexpr int SOURCE_BLOCKS = 2;  // blocks of a multiprocessor that use its share of the memory bandwidth
 
 struct SourceAttentionPlan {
-  Launch launch, combine;  // `combine` runs where splits > 1
-  RowStreamPlan stream;    // without tensor cores
-  bool tensor_core;        // with them: float16 and bfloat16
-  int tiles;               // of 16 queries a block
-  int width;               // of a key and of a value that fits the kernel
+  Launch launch, combine;  // `combine` runs if splits > 1
+  RowStreamPlan stream;    // of the SIMT kernel
+  bool tensor_core;        // true: the tensor-core kernel runs, for float16 and bfloat16
+  int tiles;               // of 16 queries in a block
+  int width;               // of the tensor-core kernel: the largest K and V
   bool aligned;
-  int splits, positions;  // of the source, and positions of one split
+  int splits, positions;  // splits of the source, and positions of a split
   unsigned long long workspace_bytes;
 };
 
 template <class Float>
 SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int NUMBERS = 16 / sizeof(Float), WARPS = 8, TENSOR_CORE_WARPS = 4;
-  constexpr unsigned SHARED_BYTES = 48 * 1024;  // beyond it fewer warps a block
+  constexpr unsigned SHARED_BYTES = 48 * 1024;  // a block gets fewer warps if it needs more
   const int queries = a.M * (a.H / a.G);
   SourceAttentionPlan plan = {};
   plan.aligned =
@@ -44,7 +44,7 @@ SourceAttentionPlan plan_source_attention(const SourceAttentionArguments<Float>&
     plan.tiles = queries > 16 && plan.width == 64 ? 2 : 1;  // two tiles of 128 numbers need more than 255 registers
     blocks = ceil_div(queries, 16 * plan.tiles);
     plan.launch.block = TENSOR_CORE_WARPS * 32;
-    // Two stages of 16 keys and values a warp; rows are 16 bytes longer than their numbers, against bank conflicts.
+    // Each warp has two stages of 16 keys and values. Rows are padded by 16 bytes against bank conflicts.
     plan.launch.shared_bytes = TENSOR_CORE_WARPS * 2 * 2 * 16 * (plan.width + 8) * 2u;
   } else {
     plan.stream = plan_row_stream(sizeof(Float) == 4 && queries > 4 ? 8 : 4, a.K, a.V, NUMBERS, plan.aligned);
@@ -76,7 +76,7 @@ template <class Float>
 unsigned long long source_attention_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   return plan_source_attention(a, gpu).workspace_bytes;
 }
-// A split needs workspace for its queries, and the work is split only into at most as many blocks as occupy the GPU.
+// Each split needs workspace for its queries, and SPLIT_WAVES bounds the blocks of a split source.
 template <class Float>
 unsigned long long source_attention_most_workspace(const SourceAttentionArguments<Float>& a, const Gpu& gpu) {
   constexpr int MOST_QUERIES = 32;  // of a block

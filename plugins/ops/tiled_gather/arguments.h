@@ -1,4 +1,4 @@
-// Arguments of the kernels of TiledGather, and how they are filled from a call.
+// Arguments of TiledGather's kernels, and how a call fills them.
 #pragma once
 
 #include "kernels/cpu/quantized.h"

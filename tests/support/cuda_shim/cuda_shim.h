@@ -294,16 +294,15 @@ void store_16(Float* to, const Pack<Float>& pack) {
   std::memcpy(to, &pack, 16);
 }
 
-inline void copy_async_16(void* shared, const void* global) {
-  check_aligned(shared, "copy_async_16");
-  check_aligned(global, "copy_async_16");
-  shim::block().copy_async(shared, global, 16);
-}
 using SharedAddress = uintptr_t;
 inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
 inline void copy_async_16_or_zeros(SharedAddress shared, const void* global, bool copies) {
   alignas(16) static const unsigned char zeros[16] = {};
-  copy_async_16(reinterpret_cast<void*>(shared), copies ? global : zeros);
+  void* to = reinterpret_cast<void*>(shared);
+  const void* from = copies ? global : zeros;
+  check_aligned(to, "copy_async_16_or_zeros");
+  check_aligned(from, "copy_async_16_or_zeros");
+  shim::block().copy_async(to, from, 16);
 }
 inline void copy_async_commit() { shim::block().copy_async_commit(); }
 template <int pending>

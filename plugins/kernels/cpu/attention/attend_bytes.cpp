@@ -1,8 +1,10 @@
-// Scores and sums are products of integers (kernels/cpu/quantized.h). A query and its weights are split for them into
-// two rows of 8 bits, a high one and a low one: 15 bits of a query's largest number, and 14 of its largest weight, so
-// that the 8 bits of the cached rows decide the error. The cached rows are turned into tiles on the way: 16 keys side
-// by side, four numbers of each; 16 columns of values side by side, four positions of each. All scores of a query come
-// first, so that its weights are known when they are split. Masked positions are left out, not computed and masked.
+// Scores and sums of values are products of integers (kernels/cpu/quantized.h).
+//
+// Queries and weights are floats, so each row of them is split into two rows of 8 bits, a high one and a low one. That
+// keeps 15 bits of a query's largest number and 14 bits of its largest weight, so the 8 bits of the cached rows decide
+// the error. The cached rows are transposed into tiles on the way: four numbers each of 16 keys side by side, or four
+// positions each of 16 columns of values. All scores of a query are computed before its first value, since the weights
+// must be known when they are split. Masked positions are never read.
 #include "kernels/cpu/attention/attend_bytes.h"
 
 #include <algorithm>
@@ -20,22 +22,22 @@
 namespace tightbeam {
 namespace {
 
-constexpr size_t ITEMS = 16;        // enough to keep threads busy; neighbours in one item fetch each other's rows
-constexpr long STRETCH = 128;       // groups whose tiles stay in the first cache: of two tiles of keys,
-constexpr long VALUE_STRETCH = 32;  // and of four of values, beside those that come next
+constexpr size_t ITEMS = 16;        // keep all threads busy; in an item, each head fetches the next one's rows
+constexpr long STRETCH = 128;       // groups of two tiles of keys that fit the first cache
+constexpr long VALUE_STRETCH = 32;  // groups of four tiles of values that fit it, with the next ones
 constexpr int ENOUGH_ITEMS = 4, FEWEST_QUERIES = 16;
 
 constexpr long up(long count, long step) { return (count + step - 1) / step * step; }
 
-// Memory of a thread, which grows to what its largest item needs.
+// A thread's memory. It grows to the size that the thread's largest item needs.
 class Scratch {
  public:
-  // Room for all that is taken until the next call.
+  // Makes room for `bytes` bytes, all of which are free again.
   void reserve(size_t bytes) {
     used_ = 0;
     if (bytes <= size_) return;
     memory_.reset();
-    size_ = 0;  // until there is memory again
+    size_ = 0;  // in case the allocation fails
     memory_ = aligned<unsigned char>(bytes);
     size_ = bytes;
   }
@@ -57,7 +59,7 @@ class Scratch {
   size_t size_ = 0, used_ = 0;
 };
 
-// Rows of floats, split, and packed in parts of as many as the products take.
+// Rows of floats, split into high and low rows of integers, and packed for the products in parts of a few rows.
 class SplitRows {
  public:
   static size_t bytes(int rows, long width) {
@@ -82,7 +84,7 @@ class SplitRows {
   int first(int part) const { return std::min(rows_, part * each_); }
   int count(int part) const { return first(part + 1) - first(part); }
 
-  // Splits row i of a part; returns what one of its integers is worth, NaN of numbers that are not finite.
+  // Splits row i of a part. Returns the scale of its integers; NaN if a number is NaN or infinite.
   float set(int part, int i, const float* numbers, long count) {
     signed char* const high = row(part, i);
     signed char* const low = row(part, this->count(part) + i);
@@ -101,8 +103,8 @@ class SplitRows {
     }
   }
 
-  // Products of a part, [2 x count, 16 x tiles], by groups [from, from + count) of tiles. Meanwhile as many bytes as
-  // the tiles have are fetched from `next` on.
+  // Products of a part, [2 x count, 16 x tiles], with the groups [from, from + groups) of `count` tiles. Meanwhile as
+  // many bytes as the tiles have are prefetched from `next` on.
   void multiply(int part, const unsigned char* tiles, int count, long tile_bytes, long from, long groups, int* products,
                 const signed char* next) const {
     kernels_.multiply({packed_ + offset(part, from), 2 * this->count(part), count, tiles, tile_bytes, groups,
@@ -111,7 +113,7 @@ class SplitRows {
   }
 
  private:
-  // Rows that are multiplied together; each is two.
+  // How many rows are multiplied together; each is a high and a low one.
   int most() const {
     const int of_one = kernels_.rows_of_one, of_two = kernels_.rows_of_two;
     return (of_two > 0 ? std::min(of_one, of_two) : of_one) / 2;
@@ -124,13 +126,13 @@ class SplitRows {
   const Quantized& kernels_;
   int rows_;
   long width_;
-  int parts_, each_;  // rows of a part, of which there may be fewer in the last one
+  int parts_, each_;  // each_: rows of a part; the last one may have fewer
   signed char* integers_;
   unsigned char* packed_;
   int* corrections_;
 };
 
-// Some queries of sample b that share key head g, over the positions that count.
+// The attention of some queries of sample b that share key head g, over the positions that count.
 class Item {
  public:
   Item(const ByteSource& source, const std::vector<int>& counted, size_t b, size_t g, int first, int queries,
@@ -150,7 +152,7 @@ class Item {
         math_(math()),
         scratch_(scratch) {}
 
-  // Meanwhile the keys of the next head are fetched, where there is one.
+  // Meanwhile the keys of the next head are prefetched, if it has one.
   void run(bool has_next) {
     if (positions_ == 0) {
       write_zeros();
@@ -165,21 +167,21 @@ class Item {
                      Scratch::bytes_of<int>(static_cast<size_t>(Q_) * 2 * 4 * TILE_COLUMNS));
     places_ = scratch_.take<int>(padded);
     std::copy_n(counted_.data(), positions_, places_);
-    std::fill(places_ + positions_, places_ + stride_, places_[positions_ - 1]);  // to fill a tile
+    std::fill(places_ + positions_, places_ + stride_, places_[positions_ - 1]);  // fills the last tile
     key_scales_ = scales(s_.keys);
     value_scales_ = scales(s_.values);
     scores_ = scratch_.take<float>(Q_ * padded);
-    worth_ = scratch_.take<float>(Q_);
-    totals_ = scratch_.take<float>(Q_);
+    row_scales_ = scratch_.take<float>(Q_);
+    row_sums_ = scratch_.take<float>(Q_);
     lse_ = scratch_.take<float>(Q_);
-    turned_ = scratch_.take<unsigned char>(4 * STRETCH * TILE_STEP);
+    tile_ = scratch_.take<unsigned char>(4 * STRETCH * TILE_STEP);
     products_ = scratch_.take<int>(static_cast<size_t>(Q_) * 2 * 4 * TILE_COLUMNS);
     has_next_ = has_next;
     score();
     weigh();
-    if (s_.weight_threshold > 0) leave_out();
+    if (s_.weight_threshold > 0) drop_small_weights();
     if (positions_ > 0)
-      add_up();
+      add_values();
     else
       write_zeros();
     for (int q = 0; q < Q_; ++q)
@@ -187,13 +189,13 @@ class Item {
   }
 
  private:
-  // scores_[q, n] = query q . key n x scale
+  // scores_[q, n] = (query q . key n) x scale
   void score() {
     SplitRows queries(scratch_, Q_, K_);
     for (int part = 0; part < queries.parts(); ++part)
       for (int i = 0; i < queries.count(part); ++i) {
         const int q = queries.first(part) + i;
-        worth_[q] = queries.set(part, i, s_.query + place(q) * K_, K_) * s_.scale;
+        row_scales_[q] = queries.set(part, i, s_.query + place(q) * K_, K_) * s_.scale;
       }
     queries.pack();
     const long groups = queries.groups();
@@ -205,23 +207,24 @@ class Item {
         const long count = std::min(STRETCH, groups - from), tile_bytes = up(count * GROUP, CHUNK) * TILE_COLUMNS;
         for (int tile = 0; tile < tiles; ++tile) {
           const PlacedRows keys = rows(s_.keys, start + tile * TILE_COLUMNS, values, s_.values);
-          bytes_.turn_keys(keys, from * GROUP, std::min(count * GROUP, K_ - from * GROUP), turned_ + tile * tile_bytes);
+          bytes_.transpose_keys(keys, from * GROUP, std::min(count * GROUP, K_ - from * GROUP),
+                                tile_ + tile * tile_bytes);
         }
         for (int part = 0; part < queries.parts(); ++part)
-          queries.multiply(part, turned_, tiles, tile_bytes, from, count, products_ + 2 * queries.first(part) * columns,
+          queries.multiply(part, tile_, tiles, tile_bytes, from, count, products_ + 2 * queries.first(part) * columns,
                            next);
       }
       for (int part = 0; part < queries.parts(); ++part)
         for (int i = 0; i < queries.count(part); ++i) {
           const int q = queries.first(part) + i;
           const int* const high = products_ + (2 * queries.first(part) + i) * columns;
-          bytes_.join(high, high + queries.count(part) * columns, std::min(columns, positions_ - start), worth_[q],
-                      key_scales_ + start, scores_ + q * stride_ + start);
+          bytes_.combine(high, high + queries.count(part) * columns, std::min(columns, positions_ - start),
+                         row_scales_[q], key_scales_ + start, scores_ + q * stride_ + start);
         }
     }
   }
 
-  // Scores, capped and with their biases, to exponentials.
+  // Caps the scores, adds the biases, and takes the exponentials.
   void weigh() {
     for (int q = 0; q < Q_; ++q) {
       float* const row = scores_ + q * stride_;
@@ -231,45 +234,45 @@ class Item {
         for (int n = 0; n < positions_; ++n) row[n] += bias[places_[n]];
       }
       const float row_max = math_.row_max(row, positions_);
-      totals_[q] = math_.exponentials(row, positions_, row_max);
-      lse_[q] = row_max + std::log(totals_[q]);
+      row_sums_[q] = math_.exponentials(row, positions_, row_max);
+      lse_[q] = row_max + std::log(row_sums_[q]);
     }
   }
 
-  // Keeps those positions alone that have a weight of the threshold or more for some query; the others' weights are 0.
-  void leave_out() {
-    int kept = 0;
+  // Drops the positions where every query's weight is below the threshold. A weight below it counts as 0.
+  void drop_small_weights() {
+    int count = 0;
     for (int n = 0; n < positions_; ++n) {
       bool counts = false;
       for (int q = 0; q < Q_; ++q) {
         const float weight = scores_[q * stride_ + n];
-        const bool below = weight < s_.weight_threshold * totals_[q];  // a NaN is not, and goes on to the output
-        scores_[q * stride_ + kept] = below ? 0 : weight;
+        const bool below = weight < s_.weight_threshold * row_sums_[q];  // false for NaN, which must reach the output
+        scores_[q * stride_ + count] = below ? 0 : weight;
         counts = counts || !below;
       }
-      places_[kept] = places_[n];
-      value_scales_[kept] = value_scales_[n];
-      kept += counts;
+      places_[count] = places_[n];
+      value_scales_[count] = value_scales_[n];
+      count += counts;
     }
-    positions_ = kept;
+    positions_ = count;
   }
 
-  // output[q, v] = sum over n of the weights x values
-  void add_up() {
+  // output[q, v] = sum over n of weight[q, n] x value[n, v]
+  void add_values() {
     SplitRows weights(scratch_, Q_, positions_);
     for (int part = 0; part < weights.parts(); ++part)
       for (int i = 0; i < weights.count(part); ++i) {
         const int q = weights.first(part) + i;
         float* const row = scores_ + q * stride_;
         bytes_.multiply(row, value_scales_, positions_);
-        worth_[q] = weights.set(part, i, row, positions_) / totals_[q];
+        row_scales_[q] = weights.set(part, i, row, positions_) / row_sums_[q];
       }
     weights.pack();
     const long groups = weights.groups();
     for (long column = 0; column < V_; column += CHUNK) {
       const int columns = static_cast<int>(std::min<long>(CHUNK, V_ - column));
       const int tiles = (columns - 1) / TILE_COLUMNS + 1;
-      const auto products = [&](int tile, int part) {  // [2 x count, 16 x tiles at once]
+      const auto products = [&](int tile, int part) {  // [2 x count, 16 x tiles that are multiplied at once]
         const int together = std::min(tiles_, tiles - tile);
         return products_ + static_cast<long>(tile) * 2 * Q_ * TILE_COLUMNS +
                2L * weights.first(part) * together * TILE_COLUMNS;
@@ -277,11 +280,11 @@ class Item {
       for (long from = 0; from < groups; from += VALUE_STRETCH) {
         const long count = std::min(VALUE_STRETCH, groups - from), tile_bytes = count * TILE_STEP;
         const signed char* const next = row(s_.values, (from + count) * GROUP) + column;
-        bytes_.turn_values(rows(s_.values, from * GROUP, has_next_ ? head(s_.keys, g_ + 1) : nullptr, s_.keys), count,
-                           column, columns, turned_, tile_bytes);
+        bytes_.transpose_values(rows(s_.values, from * GROUP, has_next_ ? head(s_.keys, g_ + 1) : nullptr, s_.keys),
+                                count, column, columns, tile_, tile_bytes);
         for (int tile = 0; tile < tiles; tile += tiles_)
           for (int part = 0; part < weights.parts(); ++part)
-            weights.multiply(part, turned_ + tile * tile_bytes, std::min(tiles_, tiles - tile), tile_bytes, from, count,
+            weights.multiply(part, tile_ + tile * tile_bytes, std::min(tiles_, tiles - tile), tile_bytes, from, count,
                              products(tile, part), next + tile * tile_bytes);
       }
       if (columns == CHUNK)
@@ -297,9 +300,9 @@ class Item {
           for (int i = 0; i < weights.count(part); ++i) {
             const int q = weights.first(part) + i, width = std::min(tiles_, tiles - tile) * TILE_COLUMNS;
             const int* const high = products(tile, part) + static_cast<long>(i) * width;
-            bytes_.join(high, high + static_cast<long>(weights.count(part)) * width,
-                        std::min(width, columns - tile * TILE_COLUMNS), worth_[q], nullptr,
-                        s_.output + place(q) * V_ + column + tile * TILE_COLUMNS);
+            bytes_.combine(high, high + static_cast<long>(weights.count(part)) * width,
+                           std::min(width, columns - tile * TILE_COLUMNS), row_scales_[q], nullptr,
+                           s_.output + place(q) * V_ + column + tile * TILE_COLUMNS);
           }
     }
   }
@@ -311,7 +314,7 @@ class Item {
   // Index of a query in [R, H].
   size_t place(int q) const { return query_place(s_, b_, g_, first_ + q); }
 
-  // Row n of those that count; the last one where n is beyond it.
+  // Row of the n-th position that counts, or of the last one if n is beyond it.
   const signed char* row(const ByteSourceRows& all, long n) const {
     return head(all, g_) + places_[std::min<long>(n, positions_ - 1)] * all.position;
   }
@@ -320,7 +323,7 @@ class Item {
     return all.data + b_ * all.sample + g * all.head;
   }
 
-  // From position `start` of those that count; meanwhile rows of `other` are fetched, from `next` on.
+  // Rows from the `start`-th position that counts. Rows of `other` are prefetched meanwhile, from `next` on.
   PlacedRows rows(const ByteSourceRows& all, long start, const signed char* next, const ByteSourceRows& other) const {
     return {head(all, g_), static_cast<long>(all.position), places_ + start, next, static_cast<long>(other.position)};
   }
@@ -335,7 +338,7 @@ class Item {
     return scales;
   }
 
-  // True where no position that counts follows one that does not: what is behind them is padding.
+  // True if all positions before the last one that counts do count too: the others are padding.
   bool are_first() const { return counted_.back() == positions_ - 1; }
 
   const ByteSource& s_;
@@ -343,14 +346,14 @@ class Item {
   const size_t b_, g_;
   const int first_, Q_, K_, V_;
   int positions_;
-  const int tiles_;  // that are multiplied at once
+  const int tiles_;  // how many are multiplied at once
   const long stride_;
   const ByteRows& bytes_;
   const Math& math_;
   Scratch& scratch_;
   int* places_;
-  float *key_scales_, *value_scales_, *scores_, *worth_, *totals_, *lse_;
-  unsigned char* turned_;
+  float *key_scales_, *value_scales_, *scores_, *row_scales_, *row_sums_, *lse_;
+  unsigned char* tile_;
   int* products_;
   bool has_next_;
 };

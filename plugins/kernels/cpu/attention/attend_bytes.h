@@ -1,4 +1,4 @@
-// Attention over a source whose rows are integers of 8 bits with a scale each; the beams of a sample share it.
+// Attention over a source of 8-bit rows, each with a scale of its own. The beams of a sample share the source.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,9 @@
 
 namespace tightbeam {
 
-// Numbers from one sample, key head and position to the next; a row has `width` integers in one piece, and is worth
-// them times its scale.
+// Rows of integers, `width` of them contiguous; a row's numbers are its integers times its scale. `sample`, `head` and
+// `position` are distances from one to the next, in numbers; `scale_sample` and `scale_head` likewise, among the
+// scales.
 struct ByteSourceRows {
   const signed char* data;
   size_t sample, head, position;
@@ -20,11 +21,11 @@ struct ByteSourceRows {
 struct ByteSource {
   int B, M, H, G, N;
   float scale, softcap;
-  float weight_threshold;  // a position whose weight is below it may be left out of the values
+  float weight_threshold;  // the value of a position may be left out if its weight is below
   const float* query;      // [R, H, width of the keys]
   ByteSourceRows keys, values;
   const bool* mask;       // [B, N]
-  const float* key_bias;  // [H, key_bias_positions] added to the capped scores, or null
+  const float* key_bias;  // [H, key_bias_positions]: added to the capped scores; or null
   int key_bias_positions;
   float* output;  // [R, H, width of the values]
   float* lse;     // [R, H] or null

@@ -41,11 +41,11 @@ void check(const History& h) {
     if (h.distance_bias != nullptr && farthest >= h.bias_distances)
       fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", " +
                      (h.bias_row_stride == 0 ? "distance_bias" : "row_bias") + " has only " +
-                     std::to_string(h.bias_distances) + " distances");
+                     std::to_string(h.bias_distances) + " distances, expected " + std::to_string(farthest + 1));
   }
 }
 
-// The queries of all M beams that share key head g of sample b, beam by beam.
+// The attention of the queries of sample b that share key head g: all M beams, in order.
 class Item {
  public:
   Item(const History& h, size_t b, size_t g)
@@ -62,16 +62,16 @@ class Item {
 
   void run() {
     const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
-    const int parted = end_of_shared(oldest);
-    fetch_first_head(oldest, parted);
+    const int diverging = end_of_shared(oldest);
+    fetch_first_head(oldest, diverging);
     write(h_.keys);
     if (h_.values.cache != nullptr) write(h_.values);
     if (h_.scale_cache != nullptr)
       for (int m = 0; m < h_.M; ++m) *cached_scale(m, newest_) = h_.row_scales[row(m) * h_.G + g_];
     for (int m = 0; m < h_.M; ++m) start(m);
-    for (int t = oldest; t < parted; t += TILE) attend(0, h_.M, t, std::min(TILE, parted - t));
+    for (int t = oldest; t < diverging; t += TILE) attend(0, h_.M, t, std::min(TILE, diverging - t));
     for (int m = 0; m < h_.M; ++m)
-      for (int t = parted; t <= newest_; t += TILE) attend(m, 1, t, std::min(TILE, newest_ + 1 - t));
+      for (int t = diverging; t <= newest_; t += TILE) attend(m, 1, t, std::min(TILE, newest_ + 1 - t));
     for (int q = 0; q < h_.M * heads_; ++q) attention_.write_output(q, h_.output + place(q) * V_);
   }
 
@@ -86,8 +86,8 @@ class Item {
 
   float* cached_scale(int slot, int t) const { return h_.scale_cache + (row(slot) * h_.G + g_) * h_.T_max + t; }
 
-  // The position at which the beams' histories diverge. Before it they are one beam's history, as all but the last
-  // tokens soon are, and the beams read it together.
+  // The first position where the beams' histories differ. The beams read the positions before it together. Soon these
+  // are all but the last few, since the surviving beams have a common ancestor.
   int end_of_shared(int t) const {
     for (; t < newest_; ++t)
       for (int m = 1; m < h_.M; ++m)
@@ -99,12 +99,12 @@ class Item {
     for (int k = 0; k < width; k += 64 / sizeof(float)) __builtin_prefetch(row + k, 0, 2);
   }
 
-  // A history's rows are scattered, so no hardware prefetch covers them. The first head of a sample fetches its own;
-  // every other one was fetched while the head before it was worked on.
-  void fetch_first_head(int oldest, int parted) const {
+  // A history's rows are scattered, so the hardware does not prefetch them. The first head of a sample prefetches its
+  // own rows; the rows of every other head are prefetched during the head before it.
+  void fetch_first_head(int oldest, int diverging) const {
     if (g_ != 0) return;
     for (int m = 0; m < h_.M; ++m)
-      for (int t = m == 0 ? oldest : parted; t < newest_; ++t) {
+      for (int t = m == 0 ? oldest : diverging; t < newest_; ++t) {
         fetch(read(h_.keys, m, 0, t), h_.keys.width);
         if (h_.values.cache != nullptr) fetch(read(h_.values, m, 0, t), h_.values.width);
       }
@@ -116,7 +116,7 @@ class Item {
                   sizeof(float) * rows.width);
   }
 
-  // Position t of beam m's history; the newest comes from the step itself, since another item may not have written it.
+  // Position t of beam m's history. The newest one is read from the inputs, since another item may not have written it.
   const float* read(const HistoryRows& rows, int m, size_t head, int t) const {
     if (t == newest_) return rows.row + row(m) * rows.row_stride + head * rows.width;
     return cached(rows, slots(m)[t], head, t);
@@ -131,7 +131,7 @@ class Item {
     }
   }
 
-  // Beams [m, m + beams), whose history at positions [t, t + count) is the same.
+  // Attention of beams [m, m + beams), which share the positions [t, t + count) of their history.
   void attend(int m, int beams, int t, int count) {
     const int first = m * heads_, Q = beams * heads_;
     const float *keys[TILE] = {}, *values[TILE], *next_keys[TILE], *next_values[TILE];
@@ -145,7 +145,7 @@ class Item {
       next_keys[i] = read(h_.keys, m, g_ + 1, t + i);
       if (has_values) next_values[i] = read(h_.values, m, g_ + 1, t + i);
     }
-    if (rotation_) turn_keys(keys, t, count);
+    if (rotation_) rotate_keys(keys, t, count);
     attention_.dot(first, Q, keys, count, {next_keys, next, h_.keys.width});
     if (h_.scale_cache != nullptr) scale_scores(m, first, Q, t, count);
     attention_.cap(first, Q, count, h_.softcap);
@@ -158,7 +158,7 @@ class Item {
     }
   }
 
-  void turn_keys(const float** keys, int t, int count) {
+  void rotate_keys(const float** keys, int t, int count) {
     for (int i = 0; i < count; ++i) {
       float* rotated = &rotated_[static_cast<size_t>(i) * h_.keys.width];
       rotate(keys[i], rotated, t + i);
@@ -166,7 +166,7 @@ class Item {
     }
   }
 
-  // Rotation and scales of the keys of beam m's history; the newest position's has been written by this item.
+  // Multiplies the scores by the keys' factors. This item itself has written the newest position's factor.
   void scale_scores(int m, int first, int Q, int t, int count) {
     for (int i = 0; i < count; ++i) {
       const float factor = *cached_scale(t + i == newest_ ? m : slots(m)[t + i], t + i);

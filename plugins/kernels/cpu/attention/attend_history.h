@@ -1,5 +1,5 @@
-// Attention of each beam over its own history, read through the ancestry from caches that never move. BeamAttention and
-// BeamLatentAttention differ in where values come from.
+// Attention of each beam over its own history, which is read through the ancestry from caches that never move.
+// BeamAttention has a cache of values; BeamLatentAttention takes its values from the rows of the keys.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace tightbeam {
 
-// One cache [R, G, T_max, width] and the row that is written to it in this step.
+// A cache [R, G, T_max, width], and the row that this step writes.
 struct HistoryRows {
   float* cache;
-  const float* row;  // of beam r and key head g at row + r * row_stride + g * width
+  const float* row;  // row r and key head g are at row + r * row_stride + g * width
   size_t row_stride;
   int width;
 };
@@ -22,10 +22,10 @@ struct History {
   int rotary, rotary_positions, bias_distances, bias_row_stride;
   float scale, softcap;
   int window;
-  const float* query;  // of row r and head h at query + r * query_stride + h * width of the keys
+  const float* query;  // row r and head h are at query + r * query_stride + h * width of the keys
   size_t query_stride;
   HistoryRows keys;
-  HistoryRows values;  // values.cache null: the values are whole rows of the keys, all G heads side by side
+  HistoryRows values;  // if values.cache is null, the values are whole rows of the keys, all G heads side by side
   const int* ancestry;
   const int* lengths;
   const float *cosines, *sines;
@@ -33,12 +33,12 @@ struct History {
   const float* distance_bias;
   const float* prefix_output;
   const float* prefix_lse;
-  const float* row_scales;  // [R, G] factors on the scores of the new keys, or null
-  float* scale_cache;       // [R, G, T_max] factors of each position, with the new ones written; or null
+  const float* row_scales;  // [R, G]: factors of the new keys' scores; or null
+  float* scale_cache;       // [R, G, T_max]: factors of each position; this step writes the new ones; or null
   float* output;            // [R, H, width of the values]
 };
 
-// The arguments that both operators have under the same names.
+// The part of a History that both operators' arguments have under the same names.
 template <class Arguments>
 History history_of(const char* op, const Arguments& a) {
   History history{};
@@ -68,8 +68,8 @@ History history_of(const char* op, const Arguments& a) {
   return history;
 }
 
-// Raises OperatorError, before anything is written, for values that point outside the caches or tables; sizes have been
-// checked (attention_arguments.h).
+// Raises OperatorError, before it writes anything, if a value points outside the caches or the tables. The sizes have
+// been checked before (attention_arguments.h).
 void attend_history(const History& history, const Parallel& parallel);
 
 }  // namespace tightbeam

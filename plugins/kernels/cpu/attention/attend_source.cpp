@@ -1,5 +1,5 @@
-// The queries of all beams that share a key head go over its rows together, tile by tile, so that each row is read once
-// from memory. Masked positions are left out, not computed and masked.
+// The queries of all beams that share a key head go over its rows together, tile by tile, so that each row is read from
+// memory once. Masked positions are never read.
 #include "kernels/cpu/attention/attend_source.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 constexpr int TILE = Attention::TILE;
 constexpr int ENOUGH_ITEMS = 8, FEWEST_QUERIES = 4;
 
-// Some queries of sample b that share key head g, over the positions that count.
+// The attention of some queries of sample b that share key head g, over the positions that count.
 class Item {
  public:
   Item(const Source& source, const std::vector<int>& counted, size_t b, size_t g, int first, int queries)
@@ -35,13 +35,14 @@ class Item {
 
   void run() {
     if (s_.weight_threshold > 0)
-      run_above();
+      run_with_threshold();
     else
-      run_over_all();
+      run_online();
   }
 
  private:
-  void run_over_all() {
+  // One pass over keys and values, with an online softmax.
+  void run_online() {
     Attention attention(Q_, K_, V_, s_.scale);
     for (int q = 0; q < Q_; ++q) attention.set_query(q, s_.query + place(q) * K_);
     for (int start = 0; start < positions_; start += TILE) {
@@ -58,9 +59,9 @@ class Item {
     }
   }
 
-  // All scores first, so that the weights are known; then the values of those positions alone that have a weight of the
-  // threshold or more for some query.
-  void run_above() {
+  // Two passes: the keys of all positions, so that the weights are known, then the values of the positions where some
+  // query's weight reaches the threshold.
+  void run_with_threshold() {
     const Math& math = tightbeam::math();
     std::vector<float> queries(static_cast<size_t>(Q_) * K_), weights(static_cast<size_t>(Q_) * positions_);
     for (int q = 0; q < Q_; ++q) std::copy_n(s_.query + place(q) * K_, K_, &queries[static_cast<size_t>(q) * K_]);
@@ -70,14 +71,14 @@ class Item {
       math.dot(queries.data(), Q_, &keys_[start], count, K_, &weights[start], positions_,
                next(keys_, start + count, K_));
     }
-    std::vector<float> totals(Q_);
+    std::vector<float> row_sums(Q_);
     for (int q = 0; q < Q_; ++q) {
       float* const row = weights.data() + static_cast<size_t>(q) * positions_;
       math.scale(row, positions_, s_.scale);
       finish(row, q, 0, positions_);
       const float row_max = math.row_max(row, positions_);
-      totals[q] = math.exponentials(row, positions_, row_max);
-      if (s_.lse != nullptr) s_.lse[place(q)] = row_max + std::log(totals[q]);
+      row_sums[q] = math.exponentials(row, positions_, row_max);
+      if (s_.lse != nullptr) s_.lse[place(q)] = row_max + std::log(row_sums[q]);
     }
 
     std::vector<float> sums(static_cast<size_t>(Q_) * V_), counted_weights(static_cast<size_t>(Q_) * TILE);
@@ -91,7 +92,7 @@ class Item {
       bool counts = false;
       for (int q = 0; q < Q_; ++q) {
         const float weight = weights[static_cast<size_t>(q) * positions_ + n];
-        const bool below = weight < s_.weight_threshold * totals[q];  // a NaN is not, and goes on to the output
+        const bool below = weight < s_.weight_threshold * row_sums[q];  // false for NaN, which must reach the output
         counted_weights[static_cast<size_t>(q) * TILE + counted.size()] = below ? 0 : weight;
         counts = counts || !below;
       }
@@ -100,7 +101,7 @@ class Item {
     }
     add();
     for (int q = 0; q < Q_; ++q) {
-      const float factor = totals[q] == 0 ? 0 : 1 / totals[q];
+      const float factor = row_sums[q] == 0 ? 0 : 1 / row_sums[q];
       for (int v = 0; v < V_; ++v) s_.output[place(q) * V_ + v] = sums[static_cast<size_t>(q) * V_ + v] * factor;
     }
   }
@@ -119,7 +120,7 @@ class Item {
     return {rows.data() + from, std::min(TILE, positions_ - from), width};
   }
 
-  // Replaces the keys of a tile by rotated ones, where there is a rotation.
+  // Replaces the keys of a tile by rotated ones, if the source has a rotation.
   void rotate(int start, int count) {
     if (!s_.rotation) return;
     for (int i = 0; i < count; ++i) {
@@ -129,7 +130,7 @@ class Item {
     }
   }
 
-  // Scores of query q at positions from `start` on: times the factors of their keys, capped, plus their biases.
+  // Finishes query q's scores at positions from `start` on: applies the keys' factors, the cap and the biases.
   void finish(float* scores, int q, int start, int count) const {
     if (s_.key_scales != nullptr) {
       const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;

@@ -1,4 +1,4 @@
-// Attention over a source that the beams of a sample share; SourceAttention and LatentAttention differ in strides only.
+// Attention over a source that the beams of a sample share, for SourceAttention and LatentAttention.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tightbeam {
 
-// Numbers from one sample, key head and position to the next; a row has `width` numbers in one piece.
+// Rows of `width` contiguous numbers. `sample`, `head` and `position` are distances from one to the next, in numbers.
 struct SourceRows {
   const float* data;
   size_t sample, head, position;
@@ -18,13 +18,13 @@ struct SourceRows {
 struct Source {
   int B, M, H, G, N;
   float scale, softcap;
-  float weight_threshold;  // a position whose weight is below it may be left out of the values
+  float weight_threshold;  // the value of a position may be left out if its weight is below
   const float* query;      // [R, H, width of the keys]
   SourceRows keys, values;
   const bool* mask;         // [B, N]
-  Rotation rotation;        // of the keys, by their place in the source; the queries have been rotated
-  const float* key_scales;  // [B, G, N] factors on the scores, or null
-  const float* key_bias;    // [H, key_bias_positions] added to the capped scores, or null
+  Rotation rotation;        // of the keys, by their positions in the source; the queries are rotated already
+  const float* key_scales;  // [B, G, N]: factors of the scores; or null
+  const float* key_bias;    // [H, key_bias_positions]: added to the capped scores; or null
   int key_bias_positions;
   float* output;  // [R, H, width of the values]
   float* lse;     // [R, H] or null

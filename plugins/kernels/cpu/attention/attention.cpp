@@ -7,7 +7,7 @@
 namespace tightbeam {
 
 namespace {
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 }
 
 Attention::Attention(int Q, int K, int V, float scale)
@@ -18,15 +18,15 @@ Attention::Attention(int Q, int K, int V, float scale)
       queries_(static_cast<size_t>(Q) * K),
       scores_(static_cast<size_t>(Q) * TILE),
       sums_(static_cast<size_t>(Q) * V),
-      highest_(Q, NOTHING),
-      totals_(Q) {}
+      row_max_(Q, MINUS_INFINITY),
+      row_sums_(Q) {}
 
 void Attention::set_query(int q, const float* query) { std::memcpy(this->query(q), query, sizeof(float) * K_); }
 
 void Attention::set_prefix(int q, const float* output, float lse) {
-  if (lse == NOTHING) return;
-  highest_[q] = lse;
-  totals_[q] = 1;
+  if (lse == MINUS_INFINITY) return;
+  row_max_[q] = lse;
+  row_sums_[q] = 1;
   std::memcpy(&sums_[static_cast<size_t>(q) * V_], output, sizeof(float) * V_);
 }
 
@@ -43,13 +43,13 @@ void Attention::weigh(int first, int Q, int count) {
   for (int q = first; q < first + Q; ++q) {
     float* row = scores(q);
     const float above = math_.row_max(row, count);
-    if (above > highest_[q] || above != above) {  // a NaN goes on to the output, as in any other attention
-      const float shrink = std::exp(highest_[q] - above);
-      totals_[q] *= shrink;
+    if (above > row_max_[q] || above != above) {  // a NaN must reach the output, as in any attention
+      const float shrink = std::exp(row_max_[q] - above);
+      row_sums_[q] *= shrink;
       math_.scale(&sums_[static_cast<size_t>(q) * V_], V_, shrink);
-      highest_[q] = above;
+      row_max_[q] = above;
     }
-    totals_[q] += math_.exponentials(row, count, highest_[q]);
+    row_sums_[q] += math_.exponentials(row, count, row_max_[q]);
   }
 }
 
@@ -60,10 +60,10 @@ void Attention::add(int first, int Q, const float* const* values, int count, int
 
 void Attention::write_output(int q, float* output) const {
   const float* sums = &sums_[static_cast<size_t>(q) * V_];
-  const float factor = totals_[q] == 0 ? 0 : 1 / totals_[q];
+  const float factor = row_sums_[q] == 0 ? 0 : 1 / row_sums_[q];
   for (int v = 0; v < V_; ++v) output[v] = sums[v] * factor;
 }
 
-float Attention::lse(int q) const { return highest_[q] + std::log(totals_[q]); }
+float Attention::lse(int q) const { return row_max_[q] + std::log(row_sums_[q]); }
 
 }  // namespace tightbeam

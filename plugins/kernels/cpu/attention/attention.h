@@ -1,4 +1,4 @@
-// Attention of a few queries over positions that come tile by tile, with an online softmax.
+// Attention of a few queries over tiles of positions, with an online softmax.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,32 @@ namespace tightbeam {
 
 class Attention {
  public:
-  static constexpr int TILE = 32;  // positions that are processed together; their rows stay in the nearest cache
+  static constexpr int TILE = 32;  // positions that are processed together; their rows fit the first cache
 
-  // Q queries of width K; values of width V; `scale`: factor on the scores.
+  // For Q queries of width K and values of width V. `scale` is the factor of the scores.
   Attention(int Q, int K, int V, float scale);
 
   void set_query(int q, const float* query);
   float* query(int q) { return &queries_[static_cast<size_t>(q) * K_]; }
 
-  // Starts from the attention state of other positions: their output, and the log of the sum of their exponentials.
+  // Starts query q from the attention state of other positions: their output, and the log-sum-exp of their scores.
   void set_prefix(int q, const float* output, float lse);
 
-  // Scores of queries [first, first + Q) at `count` <= TILE positions; row q begins at scores(q). Meanwhile the rows
-  // that will be needed `next` are fetched.
+  // Computes the scores of queries [first, first + Q) at `count` <= TILE positions. Meanwhile the `next` rows are
+  // prefetched. The scores of query q begin at scores(q).
   void dot(int first, int Q, const float* const* keys, int count, Upcoming next);
   float* scores(int q) { return &scores_[static_cast<size_t>(q) * TILE]; }
 
-  // Scores s become softcap x tanh(s / softcap), where that is not 0.
+  // Caps the scores: s becomes softcap x tanh(s / softcap), unless softcap is 0.
   void cap(int first, int Q, int count, float softcap);
 
-  // Turn the scores into weights: what was summed up before is scaled to the new maximum.
+  // Turns the scores into weights, and scales the sums of earlier tiles to the new row max.
   void weigh(int first, int Q, int count);
 
-  // Add weights x values to columns [column, column + width) of the outputs.
+  // Adds weights x values to columns [column, column + width) of the outputs.
   void add(int first, int Q, const float* const* values, int count, int width, int column, Upcoming next);
 
-  // Zeros where no position was seen.
+  // Writes query q's output; zeros if it has seen no position.
   void write_output(int q, float* output) const;
   float lse(int q) const;
 
@@ -43,7 +43,7 @@ class Attention {
   const Math& math_;
   int K_, V_;
   float scale_;
-  std::vector<float> queries_, scores_, sums_, highest_, totals_;
+  std::vector<float> queries_, scores_, sums_, row_max_, row_sums_;
 };
 
 }  // namespace tightbeam

@@ -1,4 +1,4 @@
-// The positions that a mask leaves.
+// The positions that count under a mask.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace tightbeam {
 
-// Positions of each of B samples that count, ascending; all N where `mask` [B, N] is null.
+// The positions of each sample that count, in ascending order; all N if `mask` [B, N] is null.
 inline std::vector<std::vector<int>> counted_positions(const bool* mask, int B, int N) {
   std::vector<std::vector<int>> counted(B);
   for (int b = 0; b < B; ++b)

@@ -1,10 +1,10 @@
-// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: nothing here may have
-// external linkage but the table.
+// Compiled once for each instruction set, like math_kernels.cpp, and under the same rule: only the table may have
+// external linkage.
 //
-// A tile of queries goes over the keys block by block (FlashAttention-2, algorithm 1): scores, their exponentials
-// against the greatest score so far, and the weighted sum of the values. In both products, ROWS x VECTORS registers
-// hold sums; the keys are packed in tiles of columns, so that no sum runs across a register. The numbers of a query are
-// calculated in the same order whatever other queries there are.
+// A tile of queries goes over the keys block by block (FlashAttention-2, algorithm 1): it computes scores, their
+// exponentials relative to the row max so far, and the weighted sum of the values. In both products, ROWS x VECTORS
+// registers hold sums. The keys are packed in tiles of columns, so that no sum runs across the lanes of a register. A
+// query's numbers are computed in the same order beside any other queries.
 #include "kernels/cpu/attention/encoder_attention.h"
 #include "kernels/cpu/vectors.h"
 
@@ -12,11 +12,11 @@ namespace tightbeam {
 namespace {
 
 constexpr int ROWS = 6, VECTORS = LANES == 16 ? 4 : 2;
-constexpr int TILE = VECTORS * LANES;  // keys that lie side by side
-constexpr int QUERIES = 48;            // of a tile, a multiple of ROWS
-constexpr int BLOCK = 512;             // keys, a multiple of TILE
-constexpr int STRETCH = 64;            // keys whose values stay in the first cache
-constexpr float NOTHING = -__builtin_inff();
+constexpr int TILE = VECTORS * LANES;  // keys side by side
+constexpr int QUERIES = 48;            // queries of a tile, a multiple of ROWS
+constexpr int BLOCK = 512;             // keys of a block, a multiple of TILE
+constexpr int STRETCH = 64;            // keys whose values fit the first cache
+constexpr float MINUS_INFINITY = -__builtin_inff();
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
 inline long padded(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -28,7 +28,7 @@ long keys_size(int count, int K) { return padded(count, TILE) * K; }
 long values_size(int count, int V) { return count * padded(V, LANES); }
 long workspace_size(int K, int V) { return QUERIES * (long{K} + BLOCK + padded(V, LANES) + BLOCK) + 3 * QUERIES; }
 
-// keys: [tiles, K, TILE]; values: [count, V padded to whole registers].
+// Packs keys as [tiles, K, TILE], and values as [count, V padded to whole registers].
 void pack(const EncoderHead& h, float* keys, float* values) {
   const int whole = h.K / 4 * 4;
   typedef float Four __attribute__((vector_size(16)));
@@ -42,17 +42,9 @@ void pack(const EncoderHead& h, float* keys, float* values) {
       fetch(next, h.K);
     }
     for (int k = 0; k < whole; k += 4) {
-      Four a, b, c, d;
-      __builtin_memcpy(&a, rows[0] + k, sizeof a);
-      __builtin_memcpy(&b, rows[1] + k, sizeof b);
-      __builtin_memcpy(&c, rows[2] + k, sizeof c);
-      __builtin_memcpy(&d, rows[3] + k, sizeof d);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
-                 AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      const Four columns[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                               __builtin_shufflevector(AB, CD, 0, 1, 4, 5),
-                               __builtin_shufflevector(AB, CD, 2, 3, 6, 7)};
-      for (int i = 0; i < 4; ++i) __builtin_memcpy(tile + (k + i) * TILE, &columns[i], sizeof columns[i]);
+      const Columns<Four> columns = columns_of(load_as<Four>(rows[0] + k), load_as<Four>(rows[1] + k),
+                                               load_as<Four>(rows[2] + k), load_as<Four>(rows[3] + k));
+      for (int i = 0; i < 4; ++i) store_as(tile + (k + i) * TILE, columns.of[i]);
     }
     for (int k = whole; k < h.K; ++k)
       for (int i = 0; i < 4; ++i) tile[k * TILE + i] = rows[i][k];
@@ -101,9 +93,10 @@ void score_some(int vectors, const float* queries, int K, const float* keys, flo
   }
 }
 
-// sums [ROWS, width] x shrink + weights x values.
+// sums[ROWS, width] becomes sums x shrink + weights x values.
 template <int COUNT>
-inline void weigh(const float* weights, const float* values, int count, long width, const float* shrink, float* sums) {
+inline void add_values(const float* weights, const float* values, int count, long width, const float* shrink,
+                       float* sums) {
   Vector totals[ROWS][COUNT];
   TIGHTBEAM_UNROLL
   for (int q = 0; q < ROWS; ++q) {
@@ -128,9 +121,9 @@ inline void weigh(const float* weights, const float* values, int count, long wid
   }
 }
 
-// Lane i is lane i + by of the vector, round.
+// Lane i of the result is lane (i + BY) % LANES of the vector.
 template <int BY>
-inline Vector rotated(Vector v) {
+inline Vector rotated_lanes(Vector v) {
 #if TIGHTBEAM_LANES == 16
   return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY, 4 + BY, 5 + BY, 6 + BY, 7 + BY, 8 + BY, 9 + BY,
                                  10 + BY, 11 + BY, 12 + BY, 13 + BY, 14 + BY, 15 + BY);
@@ -141,41 +134,42 @@ inline Vector rotated(Vector v) {
 #endif
 }
 
-inline Vector greater(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-// Halves are combined until one number is left.
-inline float greatest(Vector v) {
+// Combines halves until one number is left, as sum_of_lanes does.
+inline float max_of_lanes(Vector v) {
 #if TIGHTBEAM_LANES == 16
-  v = greater(v, rotated<8>(v));
+  v = larger(v, rotated_lanes<8>(v));
 #endif
 #if TIGHTBEAM_LANES >= 8
-  v = greater(v, rotated<4>(v));
+  v = larger(v, rotated_lanes<4>(v));
 #endif
-  v = greater(v, rotated<2>(v));
-  return greater(v, rotated<1>(v))[0];
+  v = larger(v, rotated_lanes<2>(v));
+  return larger(v, rotated_lanes<1>(v))[0];
 }
 
-inline float total_of(Vector v) {
+inline float sum_of_lanes(Vector v) {
 #if TIGHTBEAM_LANES == 16
-  v += rotated<8>(v);
+  v += rotated_lanes<8>(v);
 #endif
 #if TIGHTBEAM_LANES >= 8
-  v += rotated<4>(v);
+  v += rotated_lanes<4>(v);
 #endif
-  v += rotated<2>(v);
-  return (v + rotated<1>(v))[0];
+  v += rotated_lanes<2>(v);
+  return (v + rotated_lanes<1>(v))[0];
 }
 
-// What a query has seen so far.
+// The softmax of each query over the keys so far.
 struct State {
-  float highest[QUERIES], totals[QUERIES], shrink[QUERIES];
+  float row_max[QUERIES], row_sum[QUERIES], shrink[QUERIES];
 };
 
-// Scores to weights. NaN is never the highest, and goes on to its own weight, and so to the output.
-inline void soften(float* scores, int vectors, State& state, int q) {
-  Vector best[VECTORS];  // several, since each waits for the one before
+// Turns a query's scores of a block into weights. A NaN is never the row max, so it reaches its own weight and the
+// output.
+inline void weigh_scores(float* scores, int vectors, State& state, int q) {
+  Vector best[VECTORS];  // several, so that they need not wait for one another
   TIGHTBEAM_UNROLL
-  for (int lane = 0; lane < VECTORS; ++lane) best[lane] = broadcast(NOTHING);
+  for (int lane = 0; lane < VECTORS; ++lane) best[lane] = broadcast(MINUS_INFINITY);
   for (int i = 0; i < vectors; i += VECTORS) {
     TIGHTBEAM_UNROLL
     for (int lane = 0; lane < VECTORS; ++lane) {
@@ -185,20 +179,20 @@ inline void soften(float* scores, int vectors, State& state, int q) {
   }
   TIGHTBEAM_UNROLL
   for (int lane = 1; lane < VECTORS; ++lane) best[0] = best[lane] > best[0] ? best[lane] : best[0];
-  const float above = greatest(best[0]), before = state.highest[q];
+  const float above = max_of_lanes(best[0]), before = state.row_max[q];
   state.shrink[q] = 1;
   if (above > before) {
-    state.shrink[q] = before == NOTHING ? 0 : exponential(broadcast(before - above))[0];
-    state.highest[q] = above;
+    state.shrink[q] = before == MINUS_INFINITY ? 0 : exponential(broadcast(before - above))[0];
+    state.row_max[q] = above;
   }
-  const float shift = state.highest[q] == NOTHING ? 0 : state.highest[q];
+  const float shift = state.row_max[q] == MINUS_INFINITY ? 0 : state.row_max[q];
   Vector total = {};
   for (int i = 0; i < vectors; ++i) {
     const Vector weights = exponential(load(scores + i * LANES) - shift);
     store(scores + i * LANES, weights);
     total += weights;
   }
-  state.totals[q] = state.totals[q] * state.shrink[q] + total_of(total);
+  state.row_sum[q] = state.row_sum[q] * state.shrink[q] + sum_of_lanes(total);
 }
 
 void attend(const EncoderHead& h, const float* keys, const float* values, int begin, int end, float* workspace,
@@ -208,7 +202,7 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
   float* queries = workspace;
   float* scores = queries + QUERIES * long{K};
   float* sums = scores + QUERIES * long{BLOCK};
-  float* gathered = sums + QUERIES * V;  // biases, where the positions that count are not neighbours
+  float* gathered = sums + QUERIES * V;  // biases, if the positions that count have gaps
   State& state = *reinterpret_cast<State*>(gathered + QUERIES * long{BLOCK});
   const bool neighbours = h.count == 0 || h.positions[h.count - 1] - h.positions[0] == h.count - 1;
   for (int first = begin; first < end; first += QUERIES) {
@@ -218,8 +212,8 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
       const float* query = h.query + h.positions[first + smaller(q, Q - 1)] * h.stride;
       for (int k = 0; k < K; ++k) queries[q * long{K} + k] = query[k] * h.scale;
       for (int v = 0; v < V; ++v) sums[q * V + v] = 0;
-      state.highest[q] = NOTHING;
-      state.totals[q] = 0;
+      state.row_max[q] = MINUS_INFINITY;
+      state.row_sum[q] = 0;
     }
     for (int start = 0; start < h.count; start += BLOCK) {
       const int count = smaller(BLOCK, h.count - start);
@@ -244,8 +238,8 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
         }
       }
       for (int q = 0; q < rows; ++q) {
-        for (int t = count; t < static_cast<int>(padded(count, TILE)); ++t) scores[q * BLOCK + t] = NOTHING;
-        soften(scores + q * BLOCK, vectors, state, q);
+        for (int t = count; t < static_cast<int>(padded(count, TILE)); ++t) scores[q * BLOCK + t] = MINUS_INFINITY;
+        weigh_scores(scores + q * BLOCK, vectors, state, q);
       }
       for (int t = 0; t < count; t += STRETCH) {
         const int own = smaller(STRETCH, count - t);
@@ -258,15 +252,15 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
           const float* weights = scores + q * BLOCK + t;
           int v = 0;
           for (; v + VECTORS * LANES <= V; v += VECTORS * LANES)
-            weigh<VECTORS>(weights, values + (start + t) * V + v, own, V, state.shrink + q, sums + q * V + v);
+            add_values<VECTORS>(weights, values + (start + t) * V + v, own, V, state.shrink + q, sums + q * V + v);
           for (; v < V; v += LANES)
-            weigh<1>(weights, values + (start + t) * V + v, own, V, state.shrink + q, sums + q * V + v);
+            add_values<1>(weights, values + (start + t) * V + v, own, V, state.shrink + q, sums + q * V + v);
         }
         for (int q = 0; q < rows; ++q) state.shrink[q] = 1;
       }
     }
     for (int q = 0; q < Q; ++q) {
-      const float factor = state.totals[q] == 0 ? 0 : 1 / state.totals[q];
+      const float factor = state.row_sum[q] == 0 ? 0 : 1 / state.row_sum[q];
       float* to = output + h.positions[first + q] * h.value_stride;
       for (int v = 0; v < h.V; ++v) to[v] = sums[q * V + v] * factor;
     }

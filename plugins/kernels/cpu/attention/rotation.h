@@ -1,4 +1,4 @@
-// Rotation of key heads by the angles of their positions.
+// The rotation of key heads by the angles of their positions (RoPE).
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace tightbeam {
 
 struct Rotation {
   const float *cosines, *sines;  // [positions, numbers / 2]; null: no rotation
-  int numbers;                   // of a head that are rotated, its first, in two halves
+  int numbers;                   // the first numbers of a head, in two halves, are rotated
 
   explicit operator bool() const { return cosines != nullptr; }
 

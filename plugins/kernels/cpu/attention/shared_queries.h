@@ -1,4 +1,4 @@
-// The queries of a sample's beams that share a key head, [M, H / G] of [R, H], which attend together.
+// The queries of a sample that share a key head, [M, H / G] of [R, H]: they go over its rows together.
 #pragma once
 
 #include <algorithm>
@@ -6,16 +6,16 @@
 
 namespace tightbeam {
 
-// Few samples and key heads would leave threads idle: then a key head's queries are shared out too, in so many parts,
-// where that gives no more than `enough` items and leaves each part `fewest` queries.
+// Parts into which the queries of a key head are split, since few samples and key heads would leave threads idle. There
+// are at most `enough` items in all, and each part has at least `fewest` queries.
 inline int query_parts(int items, int queries, int enough, int fewest) {
   return std::clamp(enough / items, 1, std::max(1, queries / fewest));
 }
 
-// Index in [R, H] of query q of sample b that shares key head g.
+// Index in [R, H] of the q-th query of sample b that shares key head g.
 template <class Source>
 size_t query_place(const Source& s, size_t b, size_t g, int q) {
-  const int heads = s.H / s.G;  // that share a key head
+  const int heads = s.H / s.G;  // heads that share a key head
   return (b * s.M + q / heads) * s.H + g * heads + q % heads;
 }
 

@@ -1,5 +1,0 @@
-"""Plans whose error the guard measures."""
-
-from tightbeam.graph_passes import needs_guard
-
-__all__ = ["needs_guard"]
