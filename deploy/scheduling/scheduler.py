@@ -1,4 +1,4 @@
-"""The scheduler: samples of any settings, run as they come; docs/design.md has its rules."""
+"""The scheduler: samples of any settings, run as they come; docs/running.md has its rules."""
 
 from __future__ import annotations
 

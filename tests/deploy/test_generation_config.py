@@ -13,9 +13,9 @@ import torch
 from transformers import GenerationConfig
 
 from support.audio import chirp
-from support.bundles import BundleCache
+from support.bundles import BundleCache, with_generation
 from support.checkpoints import SENTENCES, WHISPER_GENERATION
-from tightbeam.deploy import Bundle, GenerationError, NoEffectWarning, Runner
+from tightbeam.deploy import GenerationError, NoEffectWarning, Runner
 from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
 from tightbeam.deploy.generation.layers import read_generation_config
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -36,13 +36,8 @@ def both(bundles: BundleCache, model: Any, monkeypatch: pytest.MonkeyPatch) -> t
     runner = Runner.load(bundles("el", tokenizer=True), threads=1)
     generation = {**runner.manifest.generation, **DEFAULTS}
     monkeypatch.setattr(model, "generation_config", GenerationConfig(**generation))
-    set_generation(runner, generation)
+    runner = with_generation(runner, generation)
     return runner, model
-
-
-def set_generation(runner: Runner, generation: dict[str, Any]) -> None:
-    """Replace the settings of the checkpoint in a runner's bundle."""
-    runner.bundle = Bundle(runner.bundle.path, runner.manifest.model_copy(update={"generation": generation}))
 
 
 CONFIGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -206,7 +201,7 @@ def test_values_that_ask_for_nothing_are_no_warning(both: tuple[Runner, Any]) ->
 def test_a_checkpoint_may_have_settings_without_effect(both: tuple[Runner, Any]) -> None:
     runner, _ = both
     generation = {**runner.manifest.generation, "output_scores": True, "use_cache": False, "temperature": 0.1}
-    set_generation(runner, generation)
+    runner = with_generation(runner, generation)
     runner.generate(IDS)
 
 

@@ -17,14 +17,13 @@ import torch
 import transformers
 
 from support.audio import RATE_HZ, Array, chirp
-from support.bundles import BundleCache
+from support.bundles import BundleCache, with_generation
 from support.checkpoint_edits import edit_json, refusal
 from support.checkpoints import WHISPER_GENERATION, CheckpointCache
 from support.inputs import read_features, run_windows, transcribe
 from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
-from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.inputs.audio_files import read_audio
@@ -108,8 +107,7 @@ def test_prompts_of_old_and_new_checkpoints(
     folder = bundles("el", "whisper", generation=WHISPER_GENERATION)
     plain = {name: value for name, value in checkpoint.generation_config.items() if name not in WHISPER_GENERATION}
     monkeypatch.setattr(checkpoint.model, "generation_config", transformers.GenerationConfig(**plain, **generation))
-    runner = Runner.load(folder, threads=1)
-    runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": {**plain, **generation}}))
+    runner = with_generation(Runner.load(folder, threads=1), {**plain, **generation})
     settings = tuple({"max_new_tokens": 7 + beams, "num_beams": beams} for beams in range(1, 9))
     expect_equal(runner, checkpoint, settings)
 

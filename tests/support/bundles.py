@@ -10,6 +10,7 @@ import numpy as np
 
 from support.checkpoints import CheckpointCache
 from support.traces import traced
+from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.alignment import alignment_of
@@ -94,3 +95,9 @@ class BundleCache:
             write_bundle(target, fill)
             self.made[key] = target
         return self.made[key]
+
+
+def with_generation(runner: Runner, generation: dict[str, Any]) -> Runner:
+    """The same model with other settings of its checkpoint."""
+    about = runner.manifest.model_copy(update={"generation": generation})
+    return Runner(Bundle(runner.bundle.path, about), runner.model.runtime, runner.model.text._codec)

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import transformers
 
-from support.bundles import BundleCache
+from support.bundles import BundleCache, with_generation
 from support.checkpoints import WHISPER_GENERATION
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.manifest import MANIFEST
-from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 
 __all__ = ["TIMESTAMPS", "generate", "with_timestamps", "written_with_timestamps"]
@@ -52,9 +51,7 @@ def with_timestamps(bundles: BundleCache, variant: str, **changes: Any) -> tuple
     settings = {**kept, **TIMESTAMPS, **changes}
     model = copy.deepcopy(checkpoint.model)
     model.generation_config = transformers.GenerationConfig(**settings)
-    runner = Runner.load(folder, threads=1)
-    runner.bundle = Bundle(folder, runner.manifest.model_copy(update={"generation": settings}))
-    return model, runner
+    return model, with_generation(Runner.load(folder, threads=1), settings)
 
 
 def written_with_timestamps(bundle: Path, root: Path) -> Path:

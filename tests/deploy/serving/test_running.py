@@ -328,7 +328,7 @@ def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytes
     """The text is that of WhisperTokenizer, which takes timestamps out of the text."""
     tokenizer = whisper_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setattr(whisper, "_codec", _TokenizersCodec(str(tmp_path / "tokenizer.json")))
+    monkeypatch.setattr(whisper.model.text, "_codec", _TokenizersCodec(str(tmp_path / "tokenizer.json")))
     log = run(whisper, [audio_request(0, CHIRP, max_new_tokens=20)], stream=True)
     said = log.tokens(0)
     assert any(token.token > 55 for token in said)
