@@ -24,7 +24,7 @@ from tightbeam.deploy.audio.recording import Recording
 from tightbeam.deploy.audio.segments import Segment
 from tightbeam.deploy.audio.sequential import SequentialTranscription
 from tightbeam.deploy.audio.words import words_of
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
@@ -276,8 +276,8 @@ class RecordingReader(SourceReader):
             asked = self.options.scoring.asked
             if self._how.asked:
                 raise InputError(f"{asked} does not go with {self._how.asked}; leave one of them out")
-            fix = "leave it out, or pass return_timestamps=False"
-            raise InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
+            fix = Fix("leave it out, or pass {}", Setting("return_timestamps", False))
+            raise InputError(f"{asked} is for recordings of one window, not by timestamps", fix=fix)
         if in_sequence:
             return self._in_sequence(result, parts, timestamps=timestamps)
         made = []
