@@ -154,7 +154,7 @@ TABLES: Mapping[str, Callable[[str], str]] = {
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown, or nothing where there are no rows."""
+    """A table in Markdown; empty if there are no rows."""
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     columns = list(head)
     return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]) if lines else ""
