@@ -86,7 +86,7 @@ class FrontEnd:
     Attributes
     ----------
     name : "python", "command line" or "json"
-        JSON is that of a line or a request.
+        JSON is the form of a line's or a request's settings.
     options : collection of str
         The settings that are options of the command line; others are written as in Python.
     """
@@ -234,12 +234,12 @@ class NonFiniteError(ExecutionError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or the name of its class where it has none."""
+    """Return the first line of an exception's message, or the name of its class for an empty message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def open_fault(name: str, error: Exception) -> str:
-    """Name what keeps a file from being opened: there is none, it is a folder, or what the system says."""
+    """Name what keeps a file from being opened: it does not exist, it is a folder, or the system's reason."""
     if isinstance(error, FileNotFoundError):
         return f"there is no file {name}"
     if isinstance(error, IsADirectoryError):

@@ -64,7 +64,7 @@ class AttentionBlock:
 
     @property
     def attributes(self) -> dict[str, float]:
-        """Attributes of an operator of ``plugins/`` that makes the same scores: scale, and cap where there is one."""
+        """Attributes of an operator of ``plugins/`` that makes the same scores: scale, and cap if there is one."""
         softcap = float(self.node.attrs.get("softcap", 0))
         return {"scale": self.scale, **({"softcap": softcap} if softcap else {})}
 
@@ -75,7 +75,7 @@ class AttentionBlock:
 
     @property
     def keeps_key_bias(self) -> bool:
-        """True where q . b_K is not the same at every position once it is in the scores: it is turned, or capped."""
+        """True if q . b_K adds another number to the scores at each position, since it is rotated, normed or capped."""
         return bool(self.between) or "softcap" in self.attributes
 
     def replace_with(self, attended: gs.Tensor) -> None:
@@ -84,7 +84,7 @@ class AttentionBlock:
 
 
 def attention_blocks(graph: gs.Graph, pass_name: str) -> list[AttentionBlock]:
-    """Attention nodes that project their own keys, in order of execution; those that read a cache are left out.
+    """Attention nodes that project their own keys, in order of execution, without those that read a cache.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def cross_attention(
 ) -> dict[int, AttentionBlock]:
     """Cross-attention of the decoder's ``layers``, all by default, by layer.
 
-    Its keys and values are projected from ``encoder_hidden_states``. Raises PassError for a layer that has none left.
+    Keys and values are projected from ``encoder_hidden_states``. Raises PassError for a layer already rewritten.
     """
     if graphs.sizes.decoder_only:
         raise PassError(f"{pass_name}: a decoder-only model has no cross-attention; its source is the prompt")
@@ -112,8 +112,8 @@ def self_attention(
 ) -> dict[int, AttentionBlock]:
     """Self-attention of the decoder's ``layers``, all by default, by layer.
 
-    Its keys and values are those of a past that is a graph input, then the new token's. Raises PassError for a layer
-    that has none left.
+    Keys and values are a past, which is a graph input, and then the new token's. Raises PassError for a layer already
+    rewritten.
     """
     return _named_blocks(graphs.decoder, graphs.sizes, pass_name, SELF, layers)
 
@@ -147,7 +147,7 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
     def projection(tensor: gs.Tensor, role: str) -> Projection:
         found = projection_behind(tensor)
         if found is None:
-            raise PassError(f"{pass_name}: the {role} of {where} is no MatMul by a weight")
+            raise PassError(f"{pass_name}: the {role} of {where} is not a MatMul by a weight")
         return found
 
     query, key, value = node.inputs[:3]
@@ -158,7 +158,7 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
         new = key, value = concats[0].inputs[1], concats[1].inputs[1]
     output = _projection_ahead(node.outputs[0])
     if output is None:
-        raise PassError(f"{pass_name}: the output of {where} meets no MatMul by a weight")
+        raise PassError(f"{pass_name}: the output of {where} does not go into a MatMul by a weight")
     bias = distance_table(node.inputs[3]) if past is not None and len(node.inputs) > 3 else None
     return AttentionBlock(
         node, projection(query, "query"), projection(key, "key"), projection(value, "value"), output, past, new, bias
@@ -166,7 +166,7 @@ def _attention_block(node: gs.Node, pass_name: str) -> AttentionBlock:
 
 
 def past_concat(tensor: gs.Tensor) -> gs.Node | None:
-    """The Concat of the past and the new token's keys or values behind an attention's input; a prompt may precede."""
+    """The Concat of past and new keys or values behind an attention's input, maybe itself behind a prompt's."""
     node = tensor.inputs[0] if tensor.inputs else None
     if node is None or node.op != "Concat":
         return None
@@ -201,8 +201,10 @@ def behind_attention(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[str, ...]]:
 
 
 def head_width(heads: gs.Tensor) -> int | None:
-    """K of queries, keys or values [B, H, N, K], from the end of the shape that they were given; None where it is no
-    constant above 0."""
+    """K of queries, keys or values [B, H, N, K], read from the shape that a Reshape gave them.
+
+    None if that does not end with a constant above 0.
+    """
     while heads.inputs and heads.inputs[0].op in ("Transpose", *BETWEEN_OPS):
         heads = heads.inputs[0].inputs[0]
     if not heads.inputs or heads.inputs[0].op != "Reshape":
@@ -266,7 +268,7 @@ def project_together(build: Builder, parts: Sequence[Projection], where: str) ->
     Raises
     ------
     PassError
-        Where the parts are projected from different tensors.
+        If the parts are projected from different tensors.
     """
     if any(part.source is not parts[0].source for part in parts):
         raise PassError(f"{build.prefix}: query, key and value of {where} are projected from different tensors")

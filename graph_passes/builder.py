@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.plugins.ops import DOMAIN
 
 MISSING = gs.Variable.empty()
-"""Placeholder of an optional input that an operator is not given."""
+"""An optional input that is left out."""
 ROWS, POSITIONS = "rows", "positions"
 """Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
 
@@ -50,8 +50,8 @@ class Builder:
     ) -> gs.Tensor:
         """Append one operator of ``plugins/``.
 
-        Its outputs must have types and shapes: the rewrites of a runtime need them, and it infers none through an
-        operator of another domain.
+        Its outputs must have types and shapes: a runtime's rewrites need them, and the runtime cannot infer them
+        through an operator of another domain.
         """
         return self.add(op, inputs, attrs, outputs, DOMAIN)
 
@@ -82,7 +82,7 @@ class Builder:
 
 
 def graph_input(graph: gs.Graph, name: str, dtype: Any, shape: Sequence[int | str]) -> gs.Variable:
-    """Graph input of this name, made where there is none yet."""
+    """The graph input of this name; made if it does not exist."""
     for tensor in graph.inputs:
         if tensor.name == name:
             return tensor
@@ -98,8 +98,10 @@ def read_instead(old: gs.Tensor, new: gs.Tensor) -> None:
 
 
 def give_instead(graph: gs.Graph, old: gs.Tensor, output: gs.Tensor) -> None:
-    """Make the node that gives ``old`` give the graph's ``output`` of the same values in its place, unless ``old`` is
-    an input or output of the graph itself."""
+    """Make the producer of ``old`` produce the graph's ``output``, which has the same values, in its place.
+
+    Does nothing if ``old`` is itself an input or output of the graph.
+    """
     if not old.inputs or any(old is other for other in graph.outputs):
         return
     (producer,) = old.inputs
@@ -109,7 +111,7 @@ def give_instead(graph: gs.Graph, old: gs.Tensor, output: gs.Tensor) -> None:
 
 
 def only_reader(tensor: gs.Tensor, outputs: Sequence[gs.Tensor]) -> Any:
-    """The node that alone reads a tensor, and once; None where there is none, and for a graph output."""
+    """The only consumer of a tensor; None for several consumers and for a graph output."""
     if len(tensor.outputs) != 1 or any(output is tensor for output in outputs):
         return None
     return tensor.outputs[0]
@@ -121,8 +123,10 @@ def remove_inputs(graph: gs.Graph, names: Sequence[str]) -> None:
 
 
 def split_last_axes(graph: gs.Graph) -> None:
-    """Let a Split of [., ., columns], in a feed-forward part, name its axis from the end, which is the same axis once
-    rows are matrices (step_rows)."""
+    """Count the axis of a Split of [., ., columns], in a feed-forward part, from the end.
+
+    It is then the same axis after ``step_rows``, which makes rows matrices.
+    """
     for node in graph.nodes:
         if node.op == "Split" and node.attrs.get("axis") == 2:
             node.attrs["axis"] = -1

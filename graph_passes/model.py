@@ -43,9 +43,9 @@ class Sizes:
     key_norm: bool = False
     """keys are normalised between their projection and their scores"""
     streams: int = 1
-    """positions that a row runs in a step: 2 with two-stream self-attention (a main and a predicting stream)"""
+    """positions of a row in a step: 2 with two-stream self-attention (a main and a predicting stream)"""
     source_width: int | None = None
-    """width of the encoder's output, where it is not D (an encoder of images beside a decoder of text)"""
+    """width of the encoder's output, if it is not D (an encoder of images beside a decoder of text)"""
 
     @property
     def E(self) -> int:
@@ -94,7 +94,7 @@ class RunSize:
 
     @property
     def has_integers(self) -> bool:
-        """True where products or source caches are integers of 8 bits."""
+        """True if products or source caches are integers of 8 bits."""
         return self.int8 or self.quantized_source
 
     @property
@@ -116,16 +116,16 @@ class ModelGraphs:
     states: tuple[CacheState, ...] = ()
     """caches of the generated part"""
     windows: tuple[int, ...] = ()
-    """positions in the attention window of each layer's self-attention, 0 for all; empty where no layer has a window"""
+    """positions in the attention window of each layer's self-attention, 0 for all; empty if no layer has a window"""
     rotations: tuple[tuple[Array, Array], ...] = ()
     """for each layer, cosines and sines [positions, X] that rotate the first 2 X numbers of queries and keys, in two
-    halves; layers of one kind share their tables; empty where no layer has any"""
+    halves; layers of one kind share their tables; empty if no layer is rotated"""
     key_bias: Array | None = None
     """float32 [H, positions]: added to the scores of the decoder-only model by the position of the key (ALiBi)"""
     buckets: Array | None = None
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
     alignment_heads: tuple[tuple[int, int], ...] = ()
-    """layer and head of each cross-attention that follows the sound (Whisper)"""
+    """layer and head of each cross-attention that follows the audio (Whisper)"""
 
     def window(self, layer: int) -> int:
         """Attention window of a layer in positions, 0 for none."""
@@ -140,7 +140,7 @@ class ModelGraphs:
 class CacheState:
     """A cache of the generated part: a decoder input and the output that follows it.
 
-    ``kind`` is "in_place" where both are bound to one buffer of T_max positions, and "append" where the output, one
+    ``kind`` is "in_place" if both are bound to one buffer of T_max positions, and "append" if the output, one
     position longer, is the next step's input.
     """
 
@@ -169,6 +169,6 @@ PassResult``; :mod:`tightbeam.graph_passes.pipeline` binds the arguments after `
 
 
 class LayerPass(Protocol):
-    """A pass over the attention of some decoder layers; of all layers where ``layers`` is None."""
+    """A pass over the attention of some decoder layers; of all layers if ``layers`` is None."""
 
     def __call__(self, graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult: ...

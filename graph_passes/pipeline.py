@@ -8,7 +8,7 @@
                         a pass for each kind of generated cache
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
-    skip_small_weights  where asked for: not exact
+    skip_small_weights  if asked for: not exact
     to_precision        lower_precision for half precision; else encoder_attention, quantize and normalize_rows for
                         int8, linear, flat_rows, and quantize_source for an int8 source cache: half precision and
                         integers are not exact
@@ -48,7 +48,7 @@ __all__ = ["passes_of", "rewrite", "tensorrt_form", "to_precision"]
 
 BEFORE_CACHES: tuple[Pass, ...] = (tie_embeddings, fold_biases)
 ALIGNMENT: tuple[Pass, ...] = (alignment_outputs,)
-"""For a model with alignment heads, after these."""
+"""Run after ``BEFORE_CACHES`` for a model with alignment heads."""
 AFTER_PROMPT_CACHES: tuple[Pass, ...] = (prompt_outputs,)
 """For a decoder-only model."""
 AFTER_CACHES: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
@@ -113,7 +113,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 def to_precision(
     graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
 ) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in a precision, with the operators of CPUs where that is float32 or int8.
+    """Copy of a variant's graphs in a precision; in float32 and int8 with the operators of CPUs.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def to_precision(
     precision
         "fp32", "fp16", "bf16" or "int8".
     forms
-        What becomes of single products in int8 (``quantize``).
+        Forms of single products in int8 (``quantize``).
     cache_precision
         "int8" for a source cache in int8, with "fp32" and "int8".
 
@@ -141,8 +141,7 @@ def to_precision(
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs as TensorRT takes them.
 
-    The nodes are still standard operators and those of ``plugins/``, so that ONNX Runtime runs the graphs too;
-    ``to_plugin_nodes`` makes plugins of the latter in the written messages.
+    ONNX Runtime runs these graphs too; ``to_plugin_nodes`` later makes plugins of the operators of ``plugins/``.
 
     Parameters
     ----------

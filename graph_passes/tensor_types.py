@@ -9,7 +9,7 @@ from tightbeam.graph_passes.model import PassError
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
 INLINE_BYTES = 256
-"""Bytes up to which constants stay in a graph, where inference of shapes and types can read them."""
+"""Largest constants that stay in the graph for the inference of shapes and types, in bytes."""
 
 
 def tensor_types(graph: gs.Graph, where: str) -> dict[str, int]:
@@ -33,12 +33,12 @@ def tensor_infos(graph: gs.Graph, where: str) -> dict[str, onnx.TypeProto.Tensor
     Returns
     -------
     dict
-        One for every tensor that has a name.
+        Type and shape by name of the tensor.
 
     Raises
     ------
     PassError
-        Where the types of a node's inputs do not fit it, or a type cannot be inferred.
+        If the inputs of a node have types that it does not take, or a type cannot be inferred.
     """
     bare = graph.copy()
     bare.functions = []

@@ -29,7 +29,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = (str(ROOT), str(ROOT / "tools" / "namespace"))
-"""Import paths of the sections: `tools`, and `tightbeam` where it is not installed."""
+"""Import paths of the sections: `tools`, and `tightbeam` if it is not installed."""
 sys.path[:0] = [path for path in PATHS if path not in sys.path]
 
 from tightbeam.deploy.console import command_line, say  # noqa: E402
@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @dataclass(frozen=True)
 class Kind:
     """A section: its purpose, and its time limit on a GPU in minutes. ``needs``: sections whose failure makes it
-    pointless. ``work``: the folder below the results for large files. ``resumes``: True where it continues from earlier
+    pointless. ``work``: the folder below the results for large files. ``resumes``: True if it continues from earlier
     results, and ends by itself when its time is over.
     """
 
@@ -129,7 +129,7 @@ def _locked(results: Path) -> Iterator[None]:
 
 
 def _run_all(names: Sequence[str], results: Path, end: float, hardware: Path | None) -> bool:
-    """Run sections; True where none failed. ``end``: of ``time.monotonic``; ``hardware``: None for a rehearsal."""
+    """Run sections; True if none failed. ``end``: of ``time.monotonic``; ``hardware``: None for a rehearsal."""
     outcomes: dict[str, Section] = {}
     for name in names:
         limit = min(60 * SECTIONS[name].minutes, end - time.monotonic())
@@ -240,7 +240,7 @@ def reason_of(printed: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """Arrange that this process ends with its parent, even where that is killed (Linux)."""
+    """Arrange that this process ends with its parent, even if that is killed (Linux)."""
     C_LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -161,7 +161,7 @@ def main(
         raise typer.BadParameter(f"{shape!r} is unknown; expected one of {', '.join(SHAPES)}")
     sizes = SHAPES[shape]
     if vocabulary is not None and sizes.family != BART:
-        raise typer.BadParameter(f"--vocabulary is for shapes of BART, and {shape} is none; leave it out")
+        raise typer.BadParameter(f"--vocabulary is for shapes of BART, and {shape} is another family's; leave it out")
     sizes = replace(
         sizes, layers=sizes.layers if layers is None else (layers, layers), vocab_size=vocabulary or sizes.vocab_size
     )

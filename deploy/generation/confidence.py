@@ -16,7 +16,7 @@ class Measured:
     start : int
         The place of the start token in the decoder prompt.
     no_speech : int or None
-        The token whose probability after the start token is that of no speech.
+        The token whose probability after the start token is the probability of no speech.
     """
 
     start: int
@@ -32,7 +32,7 @@ class Confidence:
     mean_logprob : float
         Mean log-probability of its new tokens, the end token included, each among those that the processors allow.
     no_speech : float
-        Probability of no speech; 0 where it is not measured.
+        Probability of no speech; 0 if it is not measured.
     """
 
     mean_logprob: float

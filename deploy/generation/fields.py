@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ __all__ = [
     "WARPERS",
     "Field",
     "Model",
+    "defaults_of",
     "fields_of",
 ]
 
@@ -59,10 +61,10 @@ LIMITS = ("max_new_tokens", "max_length")
 MOST_ALTERNATIVES = 1024
 """Bound on the alternatives of a position."""
 FIRST_SEGMENT, ALL_SEGMENTS = "first-segment", "all-segments"
-FLOAT32 = np.finfo(np.float32)
-SHARE = Number(0.9, "a number from 0 to 1", (0, 1))
-ANY_NUMBER = (-math.inf, math.inf)
-SEED = Integer(0, (1 << 64) - 1)
+SCORES = ("return_token_scores", "return_alternatives")
+POSITIVE = (float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max))
+TEMPERATURES, ANY_NUMBER = (1e-30, 1e30), (-math.inf, math.inf)
+SEED, GREEDY = Integer(0, (1 << 64) - 1), Setting("do_sample", False)
 
 
 class Model(StrEnum):
@@ -122,7 +124,18 @@ class Field:
     of_checkpoint: bool = False
 
 
-SCORES = ("return_token_scores", "return_alternatives")
+def _of_sampling(name: str, type: ValueType, default: Any, *ignored: Any, **more: Any) -> Field:
+    return Field(name, type, default, ignored=ignored, needs_sampling=True, **more)
+
+
+def _of_recording(name: str, type: ValueType, default: Any = None, **more: Any) -> Field:
+    return Field(name, type, default, WHISPER, of_recording=True, **more)
+
+
+def _of_checkpoint(name: str, type: ValueType, default: Any = None) -> Field:
+    return Field(name, type, default, WHISPER, of_checkpoint=True)
+
+
 FIELDS: tuple[Field, ...] = (
     # The search
     Field("num_beams", Integer(1), 1, keeps_checkpoint=True),
@@ -130,14 +143,7 @@ FIELDS: tuple[Field, ...] = (
     Field("do_sample", Flag(), False, TEXT, ignored=(False, None)),
     Field("num_beam_groups", Integer(1), 1, TEXT, ignored=(1, None), not_with=("do_sample", *SCORES)),
     Field("diversity_penalty", Number(1.0), 0.0),
-    Field(
-        "force_words_ids",
-        ForcedWords(),
-        (),
-        TEXT,
-        ignored=(None,),
-        not_with=("do_sample", "num_beam_groups", *SCORES),
-    ),
+    Field("force_words_ids", ForcedWords(), (), TEXT, (None,), ("do_sample", "num_beam_groups", *SCORES)),
     Field("length_penalty", Number(1.0), 1.0, keeps_checkpoint=True),
     Field("early_stopping", Choice(True, False, "never"), False),
     Field("trie", TrieFile(), not_with=("return_timestamps",), ours=True),
@@ -149,11 +155,7 @@ FIELDS: tuple[Field, ...] = (
     # Processors of scores
     Field("no_repeat_ngram_size", Integer(0), 0),
     Field("encoder_no_repeat_ngram_size", Integer(0), 0),
-    Field(
-        "repetition_penalty",
-        Number(1.2, "a number above 0 in the range of float32", (float(FLOAT32.tiny), float(FLOAT32.max))),
-        1.0,
-    ),
+    Field("repetition_penalty", Number(1.2, "a number above 0 in the range of float32", POSITIVE), 1.0),
     Field("renormalize_logits", Flag(), False, not_with=("num_beam_groups", "force_words_ids")),
     Field("bad_words_ids", TokenSequences(), ()),
     Field("suppress_tokens", TokenIds(may_be_empty=True), ()),
@@ -172,25 +174,12 @@ FIELDS: tuple[Field, ...] = (
     Field("return_alternatives", Integer(0, MOST_ALTERNATIVES), 0, ours=True),
     Field("normalize_logits", Flag(), ours=True),
     # Sampling
-    Field(
-        "temperature",
-        Number(0.7, "a number above 0", (1e-30, 1e30), instead=Setting("do_sample", False)),
-        1.0,
-        TEXT,
-        ignored=(1.0,),
-        needs_sampling=True,
-    ),
-    Field("top_k", Integer(0), 50, ignored=(50, 0), needs_sampling=True),
-    Field("top_p", SHARE, 1.0, ignored=(1.0,), needs_sampling=True),
-    Field("min_p", SHARE, 0.0, ignored=(0.0,), needs_sampling=True),
-    Field(
-        "typical_p",
-        Number(0.9, "a number above 0, up to 1", (float(FLOAT32.tiny), 1)),
-        1.0,
-        ignored=(1.0,),
-        needs_sampling=True,
-    ),
-    Field("seed", SEED, None, TEXT, needs_sampling=True, ours=True),
+    _of_sampling("temperature", Number(0.7, "a number above 0", TEMPERATURES, GREEDY), 1.0, 1.0, models=TEXT),
+    _of_sampling("top_k", Integer(0), 50, 50, 0),
+    _of_sampling("top_p", Number(0.9, "a number from 0 to 1", (0, 1)), 1.0, 1.0),
+    _of_sampling("min_p", Number(0.1, "a number from 0 to 1", (0, 1)), 0.0, 0.0),
+    _of_sampling("typical_p", Number(0.9, "a number above 0, up to 1", (POSITIVE[0], 1)), 1.0, 1.0),
+    _of_sampling("seed", SEED, None, models=TEXT, ours=True),
     # Translators of many languages
     Field("source_language", Anything(), None, TRANSLATOR),
     Field("target_language", Anything(), None, TRANSLATOR),
@@ -199,36 +188,28 @@ FIELDS: tuple[Field, ...] = (
     Field("task", Anything(), None, WHISPER),
     Field("return_timestamps", Flag(), False, WHISPER),
     Field(TIMES, Flag(), False, WHISPER),
-    Field("prompt", Anything(), None, WHISPER, of_recording=True),
-    Field("prompt_ids", WhisperPromptIds(), (), WHISPER, of_recording=True),
-    Field("prompt_condition_type", Choice(FIRST_SEGMENT, ALL_SEGMENTS), FIRST_SEGMENT, WHISPER, of_recording=True),
-    Field("condition_on_prev_tokens", Flag(), False, WHISPER, of_recording=True),
-    Field("temperature", Temperatures(), (0.0,), WHISPER, by_name=True, of_recording=True),
-    Field("seed", SEED, None, WHISPER, by_name=True, of_recording=True),
-    Field("compression_ratio_threshold", Number(1.35, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
-    Field("logprob_threshold", Number(-1.0, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
-    Field("no_speech_threshold", Number(0.6, "a number", ANY_NUMBER), None, WHISPER, of_recording=True),
-    Field(
-        "silence_threshold_db",
-        Number(-45, "a number below 0, full scale", (-math.inf, -math.ulp(0))),
-        None,
-        WHISPER,
-        of_recording=True,
-    ),
-    Field(
-        "min_speech_s", Number(0.1, "a number of seconds, 0 or more", (0, math.inf)), None, WHISPER, of_recording=True
-    ),
+    _of_recording("prompt", Anything()),
+    _of_recording("prompt_ids", WhisperPromptIds(), ()),
+    _of_recording("prompt_condition_type", Choice(FIRST_SEGMENT, ALL_SEGMENTS), FIRST_SEGMENT),
+    _of_recording("condition_on_prev_tokens", Flag(), False),
+    _of_recording("temperature", Temperatures(), (0.0,), by_name=True),
+    _of_recording("seed", SEED, by_name=True),
+    _of_recording("compression_ratio_threshold", Number(1.35, "a number", ANY_NUMBER)),
+    _of_recording("logprob_threshold", Number(-1.0, "a number", ANY_NUMBER)),
+    _of_recording("no_speech_threshold", Number(0.6, "a number", ANY_NUMBER)),
+    _of_recording("silence_threshold_db", Number(-45, "a number below 0, full scale", (-math.inf, -math.ulp(0)))),
+    _of_recording("min_speech_s", Number(0.1, "a number of seconds from 0 on", (0, math.inf))),
     # Facts of a Whisper checkpoint
-    Field("is_multilingual", Anything(), None, WHISPER, of_checkpoint=True),
-    Field("lang_to_id", TokenTable(), {}, WHISPER, of_checkpoint=True),
-    Field("task_to_id", TokenTable(), {}, WHISPER, of_checkpoint=True),
-    Field("no_timestamps_token_id", TokenId(), None, WHISPER, of_checkpoint=True),
-    Field("max_initial_timestamp_index", Integer(0), None, WHISPER, of_checkpoint=True),
-    Field("forced_decoder_ids", Prompt(), (), WHISPER, of_checkpoint=True),
-    Field("prev_sot_token_id", Anything(), None, WHISPER, of_checkpoint=True),
-    Field("alignment_heads", Anything(), None, WHISPER, of_checkpoint=True),
-    Field("median_filter_width", Anything(), None, WHISPER, of_checkpoint=True),
-    Field("return_segments", Anything(), None, WHISPER, of_checkpoint=True),
+    _of_checkpoint("is_multilingual", Anything()),
+    _of_checkpoint("lang_to_id", TokenTable(), {}),
+    _of_checkpoint("task_to_id", TokenTable(), {}),
+    _of_checkpoint("no_timestamps_token_id", TokenId()),
+    _of_checkpoint("max_initial_timestamp_index", Integer(0)),
+    _of_checkpoint("forced_decoder_ids", Prompt(), ()),
+    _of_checkpoint("prev_sot_token_id", Anything()),
+    _of_checkpoint("alignment_heads", Anything()),
+    _of_checkpoint("median_filter_width", Anything()),
+    _of_checkpoint("return_segments", Anything()),
 )
 """Every supported setting. Two entries with one name are for different kinds of model."""
 
@@ -288,9 +269,16 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 """Fields that would change the tokens and are not supported, and their neutral values (besides None)."""
 
 
+@cache
 def fields_of(model: Model) -> Mapping[str, Field]:
     """Return the settings of a kind of model by their names."""
     return {own.name: own for own in FIELDS if model in own.models}
+
+
+@cache
+def defaults_of(model: Model) -> Mapping[str, Any]:
+    """Return the defaults of all settings, for a kind of model."""
+    return {own.name: own.default for own in (*FIELDS, *fields_of(model).values())}
 
 
 def _names(models: frozenset[Model]) -> frozenset[str]:

@@ -124,12 +124,12 @@ def settings_of(given: Sequence[Layer]) -> dict[str, Any]:
 
 
 def layers(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Layer]:
-    """Return the settings of the checkpoint, and above them those of the caller. Raises GenerationError."""
+    """Return the checkpoint's settings, and above them the caller's. Raises GenerationError."""
     return [Layer(CHECKPOINT, defaults), *caller_layers(overrides)]
 
 
 def merged(given: Sequence[Layer]) -> dict[str, Any]:
-    """Return the values of layers, each over those of the layers before it."""
+    """Return the values of layers; a later layer overrides an earlier one."""
     return {name: value for layer in given for name, value in layer.values.items()}
 
 

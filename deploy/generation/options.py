@@ -55,7 +55,7 @@ class GenerationOptions:
     max_length : int
         The length at which every row ends.
     limited_by : str
-        The field that limits the length, ``max_new_tokens`` or ``max_length``; empty where neither is set.
+        The field that limits the length, ``max_new_tokens`` or ``max_length``; empty if neither is set.
     no_repeat_ngram_size : int
         No n-gram of this size occurs twice in a row; 0 is off.
     encoder_no_repeat_ngram_size : int
@@ -67,14 +67,14 @@ class GenerationOptions:
     forced_eos_token_ids : tuple of int
         The last token at ``max_length`` is one of these; empty is off.
     eos_token_ids : tuple of int
-        Tokens that end a sequence. Where empty, all rows run to ``max_length``.
+        Tokens that end a sequence. Without one, all rows run to ``max_length``.
     pad_token_id : int or None
-        Fills rows that have ended; None only without end-of-sequence token.
+        Token that fills rows after their end; None only without an end-of-sequence token.
     beginning : int
         P, the tokens that every row begins with.
     prompt : tuple of int
-        Those tokens, the start token first, `CHOSEN` where the model chooses. Empty where rows have prompts of their
-        own.
+        Those tokens, the start token first, with `CHOSEN` for the token that the model chooses. Empty if rows have
+        prompts of their own.
     choices : tuple of int
         The tokens among which the model chooses.
     bad_words_ids : tuple of tuple of int
@@ -84,29 +84,29 @@ class GenerationOptions:
     begin_suppress_tokens : tuple of int
         Tokens that must not come first, at the length ``begin``.
     sampling : Sampling or None
-        None where the best tokens are taken. Options are equal whatever it is.
+        How tokens are drawn; None takes the best tokens. It does not count when options are compared.
     timestamps : TimestampRules or None
         The rules of a speech model's timestamps; None without timestamps.
     scoring : Scoring or None
-        What results say of single tokens; None for nothing.
+        Scores of single tokens that results have; None for no scores.
     measured : Measured or None
-        What is measured of a speech model's confidence; None measures nothing.
+        Measures of a speech model's confidence; None measures nothing.
     recording : RecordingSettings or None
-        How a speech model goes through a recording; None for a text model.
+        Settings of a whole recording; None for a text model.
     num_beam_groups : int
         Groups of the beams in diverse beam search, all of one size; 1 in any other search.
     diversity_penalty : float
-        Taken off the score of a token for each beam of an earlier group that has just chosen it.
+        Number taken off the score of a token for each beam of an earlier group that has just chosen it.
     samples_beams : bool
-        True where the continuations of beams are drawn: beam sampling.
+        True for beam sampling, which draws the continuations of beams.
     force_words_ids : tuple of tuple of tuple of int
         Words that must occur, each with its alternatives; empty forces none.
     given : int
-        The last tokens of ``prompt`` that ``decoder_input_ids`` gave, which follow the trie from its root.
+        The number of last tokens of ``prompt`` that are from ``decoder_input_ids``. They follow the trie from its root.
     trie : Trie or None
         The sequences that may come from the length ``root`` on; None allows all.
     renormalize : bool
-        True where beams are ranked by log-probabilities that sum to 1 again behind all other processors.
+        True if beams are ranked by log-probabilities that sum to 1 again after all other processors.
     """
 
     vocab_size: int
@@ -147,14 +147,14 @@ class GenerationOptions:
     def candidates(self) -> int:
         """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them.
 
-        In diverse beam search they are those of each group: as many for its beams, and those that can be penalised,
-        which are at most as many tokens of each row as there are beams in other groups.
+        In diverse beam search each group has C of its own. They also cover the tokens that can be penalised: in each
+        row, at most as many as there are beams in other groups.
 
         With ``renormalize`` there is one more, which tells whether all that count are among them
         (`deploy.search.processors.renormalize`).
 
-        With sampling they are those of each row that are kept, where so many suffice; a power of two, so that settings
-        share batches.
+        With sampling among candidates they are the tokens that each row keeps: a power of two, so that samples of
+        different settings share batches.
         """
         if self.samples_candidates:
             assert self.sampling is not None
@@ -167,14 +167,14 @@ class GenerationOptions:
 
     @property
     def samples_candidates(self) -> bool:
-        """True where tokens are drawn among the candidates of a step: of a row or beams, a few tokens are kept."""
+        """True if tokens are drawn among the candidates of a step, since each row or beam keeps few tokens."""
         alone = self.num_beams == 1 or self.samples_beams
         few = self.sampling is not None and alone and 0 < self.sampling.top_k <= MOST_CANDIDATES
         return few and self.timestamps is None and self.measured is None
 
     @property
     def candidate_groups(self) -> int:
-        """Groups of a sample's rows that have candidates of their own: those of beams; each beam in beam sampling."""
+        """Groups of a sample's rows with candidates of their own: groups of beams, or in beam sampling each beam."""
         return self.num_beams if self.samples_beams and self.samples_candidates else self.num_beam_groups
 
     @property
@@ -196,7 +196,7 @@ class GenerationOptions:
         *source : sequence of int or array
             Token ids without padding, or float32 features.
         entropy : bytes
-            Taken where there is no seed; by default the system's.
+            Entropy of the draws if there is no seed; by default the system's.
 
         Returns
         -------
@@ -207,7 +207,7 @@ class GenerationOptions:
         return replace(self, sampling=self.sampling.for_input(*source, entropy=entropy))
 
     def without_source_tokens(self, source: str) -> GenerationOptions:
-        """Return the same options, for a source that has no tokens.
+        """Return the same options for a source without tokens.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class GenerationOptions:
 
     @property
     def kind(self) -> str:
-        """The kind of search, which samples of one batch share."""
+        """The kind of search. The samples of one batch share it."""
         return f"{self._search}, aligned" if self.aligned else self._search
 
     @property
@@ -248,18 +248,18 @@ class GenerationOptions:
 
     @property
     def aligned(self) -> bool:
-        """True where times of tokens are asked for, so that each step gives the queries of the alignment heads."""
+        """True if times of tokens are asked for, so that each step gives the queries of the alignment heads."""
         return self.scoring is not None and self.scoring.times
 
     @property
     def reads_logits(self) -> bool:
-        """True where all scores of a row are looked at, if the runtime gives them."""
+        """True if the search reads all scores of a row, in case the runtime gives them."""
         asked = (self.sampling, self.timestamps, self.scoring, self.measured)
         return bool(self.force_words_ids) or self.renormalize or any(each is not None for each in asked)
 
     @property
     def needs_logits(self) -> str:
-        """The setting that needs all scores of a row; empty where candidates suffice."""
+        """The setting that needs all scores of a row; empty if candidates suffice."""
         if self.timestamps is not None:
             return "return_timestamps=True"
         if self.measured is not None:
@@ -292,14 +292,14 @@ class GenerationOptions:
 
     @property
     def begin(self) -> int:
-        """The length before the first token that is not forced, where ``begin_suppress_tokens`` count."""
+        """The length before the first token that is not forced. ``begin_suppress_tokens`` count at this length."""
         return self.beginning + (self.beginning == 1 and self.forced_bos_token_id is not None)
 
     @property
     def root(self) -> int:
         """The length at which rows are at the root of the trie.
 
-        It is ``begin`` without the tokens of ``decoder_input_ids``, but for a first one that would be forced.
+        It is ``begin`` without the tokens of ``decoder_input_ids``. The first of these counts if it would be forced.
         """
         if not self.given:
             return self.begin
@@ -308,7 +308,7 @@ class GenerationOptions:
 
     @property
     def normalize(self) -> bool:
-        """True where scores are log-probabilities (beam search), False where they are logits (greedy search)."""
+        """True if scores are log-probabilities (beam search), False if they are logits (greedy search)."""
         return self.num_beams > 1 and (self.sampling is None or self.samples_beams)
 
     def forced_score(self, count: int) -> np.float32:
@@ -330,8 +330,8 @@ class GenerationOptions:
     def fill_token_id(self) -> int:
         """The token after the end of a row in beam search.
 
-        It is the pad token, or the end-of-sequence token where that is 0; in diverse beam search and with
-        forced words always the pad token.
+        It is the pad token, or the end-of-sequence token if the pad token is 0. In diverse beam search and with
+        forced words it is always the pad token.
         """
         if (self.num_beam_groups > 1 or self.force_words_ids) and self.pad_token_id is not None:
             return self.pad_token_id

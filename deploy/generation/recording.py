@@ -25,7 +25,7 @@ class WindowStart:
     before : tuple of int
         Tokens before the start token: a prompt, or the tokens of earlier windows.
     longest : int or None
-        ``max_length`` before the tokens of this prompt are added; None takes that of the settings.
+        ``max_length`` before the tokens of this prompt are added; None takes the settings' own.
     temperature : float
         The temperature of sampling, one of the settings'; 0 takes the best tokens.
     """
@@ -37,7 +37,7 @@ class WindowStart:
 
 @dataclass(frozen=True)
 class RecordingSettings:
-    """Resolved settings of a recording; the names are those of transformers.
+    """Resolved settings of a recording, by transformers' names.
 
     Attributes
     ----------

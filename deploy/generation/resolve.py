@@ -151,7 +151,7 @@ class ResolvedSettings:
         return replace(options, measured=Measured(len(window.before), no_speech))
 
     def _search(self, temperature: float) -> GenerationOptions:
-        """The search without lengths and a prompt, at one of Whisper's temperatures; 0.0 is that of the settings."""
+        """The search without lengths and a prompt, at one of Whisper's temperatures; 0.0 changes nothing."""
         search = _search(self._settings, temperature)
         check_combinations(self._settings, search)
         if self._whisper is None:
@@ -169,8 +169,7 @@ class ResolvedSettings:
         """The search of rows that begin with the start token, and with ``decoder_input_ids`` behind it."""
         tokens = self._settings["decoder_input_ids"]
         given = tokens[1:] if tokens[:1] == (start,) else tokens
-        search = replace(self._searches[0.0], given=len(given))
-        options = self._with_lengths(search, (start, *given), 1 + len(given))
+        options = self._with_lengths(self._searches[0.0], (start, *given), 1 + len(given), given=len(given))
         check_beginning(self._settings, options.prompt[options.root :] if given else ())
         return options
 
@@ -181,10 +180,16 @@ class ResolvedSettings:
         longest = self._settings["max_length"] if window.longest is None else window.longest
         if longest is not None:  # it does not count the prompt, up to half of the positions
             longest = min(longest + min(self._positions // 2 - 1, len(prompt)), self._positions)
-        return self._with_lengths(self._searches[window.temperature], prompt, len(prompt), longest)
+        return self._with_lengths(self._searches[window.temperature], prompt, len(prompt), longest=longest)
 
     def _with_lengths(
-        self, search: GenerationOptions, prompt: tuple[int, ...], beginning: int, longest: int | None = None
+        self,
+        search: GenerationOptions,
+        prompt: tuple[int, ...],
+        beginning: int,
+        *,
+        longest: int | None = None,
+        given: int = 0,
     ) -> GenerationOptions:
         """A search of rows that begin with so many tokens. ``longest`` takes the place of ``max_length``."""
         settings = self._settings
@@ -199,6 +204,7 @@ class ResolvedSettings:
             search,
             prompt=prompt,
             beginning=beginning,
+            given=given,
             max_length=max_length,
             min_length=_min_length(settings, beginning),
             limited_by="max_new_tokens" if "max_new_tokens" in settings else "max_length" if longest else "",

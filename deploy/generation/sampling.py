@@ -69,7 +69,7 @@ class Sampling:
         *source
             Token ids without padding, or float32 features.
         entropy : bytes
-            The key's entropy if there is no seed; by default 16 bytes of the system's.
+            Entropy of the key if there is no seed; by default 16 bytes from the system.
         """
         if self.seed is None:
             return replace(self, key=hashlib.blake2b(entropy or secrets.token_bytes(16), digest_size=16).digest())

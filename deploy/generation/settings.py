@@ -16,6 +16,7 @@ from tightbeam.deploy.generation.fields import (
     WARPERS,
     Field,
     Model,
+    defaults_of,
     fields_of,
 )
 from tightbeam.deploy.generation.layers import CHECKPOINT, Layer
@@ -24,6 +25,7 @@ from tightbeam.deploy.generation.values import Given
 
 __all__ = ["Settings"]
 
+OTHERS = INERT | DORMANT.keys() | UNSUPPORTED.keys()
 LONG_NAME = 60
 """Characters of an unknown name that an error quotes."""
 
@@ -59,15 +61,17 @@ class Settings:
         for layer in layers:
             for name, value in layer.values.items():
                 self._merge(layer, name, value)
-        self._values = {own.name: own.default for own in (*FIELDS, *self._fields.values())}
-        for name, own in self._fields.items():
-            if name in self._given and not own.needs_sampling:
-                self._values[name] = own.type.read(self.given(name))
+        self._values = dict(defaults_of(model))
+        given = [self._fields[name] for name in self._given if name in self._fields]
+        for own in given:
+            if not own.needs_sampling:
+                self._values[own.name] = own.type.read(self.given(own.name))
         self.samples = any(self["temperature"]) if model is Model.WHISPER else self["do_sample"]
         for name in self._given:
             self._check_supported(name)
-        for own in self._fields.values():
-            self._read_sampling(own)
+        for own in given:
+            if own.needs_sampling:
+                self._read_sampling(own)
             self._check_beside(own)
 
     def __getitem__(self, name: str) -> Any:
@@ -96,9 +100,9 @@ class Settings:
         return self.given(name).error(problem, fix=fix)
 
     def _merge(self, layer: Layer, name: str, value: Any) -> None:
-        """Put a value over those of earlier layers; None unsets most settings."""
+        """Let a value override the earlier layers' value; None unsets most settings."""
         own = self._fields.get(name)
-        if own is None and name not in INERT | DORMANT.keys() | UNSUPPORTED.keys():
+        if own is None and name not in OTHERS:
             self._check_other(layer, name, value)
             return
         if own is not None and own.by_name and not layer.asked:
@@ -134,14 +138,12 @@ class Settings:
         else:
             return
         if not _is_one_of(self._given[name], neutral):
-            where = "leave it out" if asked else "remove it there"
-            fix = Fix(f"{where} or pass {{}}", Setting(name, neutral[0])) if neutral else where
+            removal = "leave it out" if asked else "remove it there"
+            fix = Fix(f"{removal} or pass {{}}", Setting(name, neutral[0])) if neutral else removal
             raise self.error(name, "is not supported", fix=fix)
 
     def _read_sampling(self, own: Field) -> None:
         """Read a setting of sampling. Raises GenerationError if somebody asks for it and nothing is sampled."""
-        if not own.needs_sampling or own.name not in self._given:
-            return
         always = self.samples and self.model is not Model.WHISPER
         if self._layers[own.name].asked and not always and not _is_one_of(self._given[own.name], own.ignored):
             fix: Fix | str = Fix("pass {}, or leave it out", Setting("do_sample", True))
@@ -164,5 +166,5 @@ class Settings:
 
 
 def _is_one_of(value: Any, neutral: Sequence[object]) -> bool:
-    """Return True for a neutral value. An array or a tensor is none of them."""
+    """Return True for a neutral value. An array or a tensor is not one."""
     return not getattr(value, "ndim", 0) and value in neutral

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Given:
     """A setting as a caller gives it.
 
@@ -157,7 +157,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Anything:
-    """A value that is checked where it is used, or that changes nothing."""
+    """A value that the code that uses it checks, or that changes nothing."""
 
     def read(self, given: Given) -> Any:
         return given.value
@@ -253,7 +253,7 @@ class Temperatures:
         each = tuple(given.value) if is_list(given.value) else (given.value,)
         if not each or not all(is_number(one, Real) and (one == 0 or 1e-30 <= one < 1e30) for one in each):
             fix = Fix("pass 0, or one for each attempt, such as {}", Setting(given.name, (0.0, 0.2, 0.4)))
-            raise given.error(expected="0 or a number above 0, or a list of these", fix=fix)
+            raise given.error(expected="0, a number above 0, or a list of these", fix=fix)
         return tuple(map(float, each))
 
 

@@ -15,7 +15,7 @@ __all__ = ["remove_settings_without_effect"]
 SAMPLED = frozenset({*SAMPLING, *WARPERS})
 """Fields that are read while sampling."""
 OF_FILES = frozenset({"_from_model_config", "_commit_hash", "transformers_version"})
-"""Fields that a saved config carries, which ask for nothing."""
+"""Fields of a saved config that ask for nothing."""
 SPEECH = frozenset({"return_segments", "encoder_no_repeat_ngram_size"})
 """Fields of Whisper that are accepted and have no effect."""
 
@@ -27,27 +27,27 @@ def remove_settings_without_effect(
     source: str = CALL,
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Take the settings that have no effect out of a caller's.
+    """Take the settings without effect out of a caller's settings.
 
-    These are `INERT` fields, and `DORMANT` ones in a ``generation_config``: it may be that of a checkpoint, and
-    transformers does not read them either. Settings of sampling, such as ``temperature``, stay where they are, and get
-    a note where it is known that nothing is sampled.
+    These are `INERT` fields, and `DORMANT` ones in a ``generation_config``: it may be a checkpoint's, and
+    transformers does not read them either. Settings of sampling, such as ``temperature``, stay, and get a note if
+    nothing is sampled.
 
     Parameters
     ----------
     settings : mapping
-        Arguments of ``model.generate``, ``generation_config`` among them.
+        Arguments of ``model.generate``, with or without a ``generation_config``.
     speech : bool
         True for a speech model.
     source : str
         Source of the settings, as error messages name it.
     defaults : mapping, optional
-        The checkpoint's settings, where they are known.
+        The checkpoint's settings, if they are known.
 
     Returns
     -------
     settings : dict
-        The others, as layers of a ``generation_config``, which remember their sources.
+        The other settings, as layers of a ``generation_config`` with their sources.
     notes : list of str
         One line for each setting that asks for something.
 
@@ -72,7 +72,7 @@ def remove_settings_without_effect(
 
 
 def _split(layer: Layer, ignored: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a layer that are not in ``ignored``, and notes on those that are."""
+    """Return the settings of a layer that are not in ``ignored``, and notes on the others."""
     kept, notes = {}, []
     for name, value in layer.values.items():
         if name not in ignored:
@@ -84,7 +84,7 @@ def _split(layer: Layer, ignored: frozenset[str]) -> tuple[dict[str, Any], list[
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
-    """True for a value that is the same as leaving the field out."""
+    """Return True for a value that is the same as leaving the field out."""
     if name in OF_FILES or value is None:
         return True
     neutral = {**DORMANT, **SAMPLING}.get(name, (name == "use_cache",))

@@ -119,6 +119,8 @@ def in_json(error: CallerError) -> CallerError:
 
 
 def _without(layer: Layer, names: set[str]) -> Layer:
+    if not names & layer.values.keys():
+        return layer  # the same one, of which what was resolved is cached
     return replace(layer, values={name: value for name, value in layer.values.items() if name not in names})
 
 

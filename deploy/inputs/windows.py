@@ -20,7 +20,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.segments import Segment
 from tightbeam.deploy.audio.stored_features import StoredFeatures
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.inputs.audio_files import Source, cut, sound_blocks
@@ -224,8 +224,8 @@ class WindowReader(SourceReader):
             asked = self.options.scoring.asked
             if self._how.asked:
                 raise InputError(f"{asked} does not go with {self._how.asked}; leave one of them out")
-            fix = "leave it out, or pass return_timestamps=False"
-            raise InputError(f"{asked} is for recordings of one window, not by timestamps; {fix}")
+            fix = Fix("leave it out, or pass {}", Setting("return_timestamps", False))
+            raise InputError(f"{asked} is for recordings of one window, not by timestamps", fix=fix)
         if in_sequence:
             return self._in_sequence(result, parts, timestamps=timestamps)
         made = []

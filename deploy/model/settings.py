@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest
@@ -21,8 +20,8 @@ from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
 
-RESOLVED = 128
-"""Settings that stay resolved: those of all lines, and those of the latest lines and requests with their own."""
+MOST_RESOLVED = 128
+"""Settings that stay resolved: of all lines, and of the latest lines and requests with settings of their own."""
 
 
 class ModelSettings:
@@ -42,7 +41,7 @@ class ModelSettings:
 
     def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
         self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
-        self._resolved = lru_cache(RESOLVED)(self._resolve)
+        self._resolved: dict[tuple[Layer, ...], ResolvedSettings] = {}
 
     def options(self, **settings: Any) -> GenerationOptions:
         """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
@@ -85,7 +84,7 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model and prompt.
         """
-        return self._checked(self._resolved(caller_layers(settings)).for_prompt(prompt_length))
+        return self._checked(self._resolve(settings).for_prompt(prompt_length))
 
     def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
         """Resolve settings for one window of a recording.
@@ -106,12 +105,19 @@ class ModelSettings:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or window.
         """
-        return self._checked(self._resolved(caller_layers(settings)).for_window(window))
+        return self._checked(self._resolve(settings).for_window(window))
 
-    def _resolve(self, given: tuple[Layer, ...]) -> ResolvedSettings:
-        """Resolve the settings of a caller. Raises GenerationError."""
-        about, settings = self._manifest, self._with_token_ids(settings_of(given))
-        return resolve_settings(about.generation, settings, about.sizes, speech=about.has_windows)
+    def _resolve(self, settings: Mapping[str, Any]) -> ResolvedSettings:
+        """Resolve the settings of a caller, once for the same layers. Raises GenerationError."""
+        given, about = caller_layers(settings), self._manifest
+        resolved = self._resolved.get(given)
+        if resolved is None:
+            asked = self._with_token_ids(settings_of(given))
+            resolved = resolve_settings(about.generation, asked, about.sizes, speech=about.has_windows)
+            if len(self._resolved) >= MOST_RESOLVED:
+                self._resolved.clear()
+            self._resolved[given] = resolved
+        return resolved
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
@@ -143,9 +149,9 @@ class ModelSettings:
         if options.aligned and (obstacle := self._runtime.alignment_obstacle):
             raise GenerationError(f"{TIMES}=True cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
-            reason, _, renewal = obstacle.partition("; ")
+            reason, _, renewal = obstacle.partition(";")
             problem = f"{options.needs_logits} needs all scores of a step, which {reason}"
-            raise GenerationError(problem, fix=options.without_logits.after(f"{renewal} "))
+            raise GenerationError(problem, fix=options.without_logits.after(f"{renewal} ".lstrip()))
         return options
 
     def without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -269,17 +269,8 @@ class BatchSearch(Generic[State]):
         return ranked
 
     def row_scores(self, candidates: Candidates, index: int, beam: int) -> Floats:
-        """The scores float32 [vocabulary] of the next token of a row, all processors applied; not to be written to.
-
-        Parameters
-        ----------
-        candidates : Candidates
-            The candidates of the step, with its rows.
-        index : int
-            The sample's place.
-        beam : int
-            The row.
-        """
+        """The scores float32 [vocabulary] of the next token of a sample's row after all processors but forced tokens;
+        not to be written to. ``candidates`` have the rows of the step."""
         assert candidates.rows is not None
         place, scores = self.places[index], candidates.rows.processed(index * self.M + beam)
         return place.processors.process(scores, self.step.history[index, beam, : self.lengths[index]], place.P)
@@ -308,19 +299,8 @@ class BatchSearch(Generic[State]):
         return forced_candidates(self.places[index].options, only, self.scores[index : index + 1, beams]).of(0)
 
     def last_resort(self, index: int, beams: Sequence[int]) -> list[Ints] | None:
-        """The tokens that rows of a sample go on by if nothing else may follow, as `TrieRows.last_resort`.
-
-        Parameters
-        ----------
-        index : int
-            The sample's place.
-        beams : sequence of int
-            Its rows that are searched together.
-
-        Returns
-        -------
-        list of integers [X], or None
-        """
+        """The tokens [X] by which each of some rows of a sample goes on if nothing else may follow, as
+        `TrieRows.last_resort`; None if something else may."""
         rows = [self.step.history[index, beam, : self.lengths[index]] for beam in beams]
         return self.trie.last_resort(index, beams, rows, self.places[index].processors.left_by_trie)
 

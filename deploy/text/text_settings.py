@@ -51,24 +51,29 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
     if name not in layer.values:
         return layer
     values, ids = dict(layer.values), IDS[name]
-    text, shown = values.pop(name), f"{name}={reprlib.repr(layer.values[name])} (from {layer.source})"
-    if values.get(ids) is not None and text is not None:
-        raise GenerationError(f"{shown} and {ids}={reprlib.repr(values[ids])} are the same; leave one out")
+    text = values.pop(name)
     if text is None:
         return replace(layer, values={ids: None, **values})
+    if values.get(ids) is not None:
+        raise _error(layer, name, f"and {ids}={reprlib.repr(values[ids])} are the same", fix="leave one out")
     if not isinstance(text, str) or not text.strip():
-        raise GenerationError(f"{shown} is no text; pass one word at least, or leave it out")
+        raise _error(layer, name, "is not a text", fix="pass one word at least, or leave it out")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise GenerationError(f"{shown} holds half a character (a lone surrogate), which is not UTF-8; remove it")
+        problem = "holds half a character (a lone surrogate), which is not UTF-8"
+        raise _error(layer, name, problem, fix="remove it")
     if codec is None:
-        raise GenerationError(f"{shown} needs a tokenizer, and this bundle has none; pass {ids}")
+        raise _error(layer, name, "needs a tokenizer, and this bundle has none", fix=f"pass {ids}")
     try:
         values[ids] = prompt_ids(codec, text, first_special) if name == PROMPT else codec.encode_output(text)
     except InputError as error:
-        raise GenerationError(f"{shown}: {error}") from None
+        raise _error(layer, name, f"cannot be tokenized: {error}") from None
     if not values[ids]:
-        raise GenerationError(f"{shown} has no token; pass a word of the tokenizer's vocabulary")
+        raise _error(layer, name, "has no token", fix="pass a word of the tokenizer's vocabulary")
     return replace(layer, values=values)
+
+
+def _error(layer: Layer, name: str, problem: str, *, fix: str = "") -> GenerationError:
+    return GenerationError(problem, field=name, value=layer.values[name], source=layer.source, fix=fix)
 
 
 def prompt_ids(codec: TextCodec, text: str, first_special: int) -> list[int]:

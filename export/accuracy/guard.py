@@ -2,9 +2,9 @@
 
 Algebra that is exact on paper amplifies rounding: values that are made of cached keys take a product with W_K^-1, which
 multiplies the rounding error of every key. The guard therefore computes the attention of each layer as the bundle will
-compute it, at the bundle's precision, and compares it with the original in float64. In int8 it is the products that
-give keys and values that round, so that an inverse multiplies that; attention is float32. A layer beyond the tolerance
-gets a safer kind of cache.
+compute it, at the bundle's precision, and compares it with the original in float64. In int8 the products that
+make keys and values round, and an inverse multiplies their error; the attention itself is float32. A layer beyond the
+tolerance gets a safer kind of cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GuardResult:
 
     ``part``: "source" or "generated". ``wanted`` and ``kept``: the requested kind of cache and the one in the bundle.
     ``error`` and ``allowed``: of the wanted kind. ``original``: the error of the original attention at the same
-    precision. ``condition``: the condition number of the key weights that are inverted; 0 where none are.
+    precision. ``condition``: the condition number of the inverted key weights; 0 if none is inverted.
     """
 
     layer: int
@@ -85,7 +85,7 @@ def guard(
     tuple of LayerPlan
         The plan with safer kinds, and the reason for each.
     tuple of GuardResult
-        A result for each cache that needs the guard.
+        A result for each cache that is not keys and values.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class _LayerAttentions:
         original = attention.error(lowered.from_keys_and_values(dtype))
         if dtype == torch.float32 and not np.isfinite(original):
             raise ExportError(
-                f"the attention of decoder layer {layer} gives no finite numbers for the calibration texts; fix its "
+                f"the attention of decoder layer {layer} is NaN or infinite for the calibration texts; fix its "
                 "weights, or the config's numbers (rope_parameters, for one)"
             )
         baseline = attention.baseline_error(precision)

@@ -41,9 +41,9 @@ absorption is well-conditioned for any weights; a right inverse is as good as th
 measures it (``export/accuracy/guard.py``).
 
 Biases: the weights P_i sum to one, so b_V passes through and folds into the output's bias, and q_i b_K^T is the same at
-every position, so softmax drops it (``fold_biases``). Not so where keys are rotated (RoPE) or normalised on the way to
-their scores. Then k = x W_K + b_K is cached as it is before that, and o_i = (P_i k) W_KV,i - b_K W_KV,i. Weight
-absorption is impossible there, since R_n and the norm come between q_i W_K,i^T and x_n.
+every position, so softmax drops it (``fold_biases``). Not so if keys are rotated (RoPE) or normalised on the way to
+their scores. Then k = x W_K + b_K is cached before that, and o_i = (P_i k) W_KV,i - b_K W_KV,i. Weight absorption is
+impossible there, since R_n and the norm come between q_i W_K,i^T and x_n.
 
 Everything is solved in float64.
 """
@@ -104,7 +104,7 @@ def right_inverse_times(W_K: Array, weight: Array) -> Array:
     Returns
     -------
     Array
-        [E, Y]. For a W_K without a right inverse, the least-squares solution; its error is for a measurement to find.
+        [E, Y]. The least-squares solution, if W_K has no right inverse; the guard measures its error.
     """
     a, b = W_K.astype(np.float64), weight.astype(np.float64)
     D, E = a.shape
@@ -123,7 +123,7 @@ def right_inverse_times(W_K: Array, weight: Array) -> Array:
 def pseudo_inverse_heads(weights: Array) -> Array:
     """Pseudo-inverse of each head's weight, in float64: [H, X, Y], Y <= X, -> [H, Y, X].
 
-    It takes a head's values back to rows that its weight takes to these values.
+    It takes a head's values back to rows of which the weight makes these values.
     """
     return np.linalg.pinv(weights.astype(np.float64))
 

@@ -36,7 +36,7 @@ class KeyNorm:
 
     @classmethod
     def of(cls, block: AttentionBlock, E: int) -> KeyNorm | None:
-        """The norm of a block's keys, E = G K numbers wide; None where they have none."""
+        """The norm of a block's keys, E = G K numbers wide; None if there is no norm."""
         if NORM not in block.key.between:
             return None
         tensor = block.new[0] if block.new is not None else block.node.inputs[1]
@@ -97,7 +97,7 @@ class CachedKeys:
         G
             Key heads.
         positions
-            (0,) where there is an axis of positions.
+            (0,) if there is an axis of positions.
 
         Returns
         -------
@@ -121,9 +121,9 @@ class RotationTables:
         self.tables: dict[tuple[bool, int], list[gs.Tensor]] = {}
 
     def of(self, block: AttentionBlock, layer: int) -> list[gs.Tensor]:
-        """Cosines and sines [positions, X] for a layer; none where no layer of the model is rotated.
+        """Cosines and sines [positions, X] for a layer; empty if no layer of the model is rotated.
 
-        All nodes of an operator have the same inputs, so a layer without rotation gets angles of 0.
+        In a model that rotates some layers, the others get angles of 0, so that all have the same inputs.
         """
         if not self.rotations:
             return []
@@ -146,8 +146,8 @@ def before_rotation(block: AttentionBlock) -> gs.Tensor:
 def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, allowed: tuple[str, ...] = ()) -> None:
     """Raise PassError unless keys and values of each block can both be made of one cached tensor.
 
-    That is: they are projected from one tensor, their biases are folded, and no operators but those ``allowed`` are
-    between keys and scores (beside which a key bias may stay).
+    They can if they are projected from one tensor, their biases are folded, and only the operators ``allowed`` are
+    between keys and scores. A key bias may stay if there is one of these.
     """
     for layer, block in blocks.items():
         others = set(block.between) - set(allowed)
@@ -169,7 +169,7 @@ def require_one_source(blocks: Mapping[int, AttentionBlock], pass_name: str, all
 
 
 def require_wide_keys(blocks: Mapping[int, AttentionBlock], pass_name: str) -> None:
-    """Raise PassError where E < D: W_K has no right inverse, and keys do not determine values."""
+    """Raise PassError if E < D: W_K then has no right inverse, and keys do not determine values."""
     for layer, block in blocks.items():
         D, E = block.key.weight.shape
         if E < D:

@@ -6,8 +6,8 @@ their own and a byte a number; attention is float32. A source cache in int8 has 
 each of the two operators that read it a rate. Times add up. Not modelled: activations, element-wise operators,
 launches, and that small products reach neither number.
 
-On a GPU whose kernels' times are known (``Machine.kernels``), an attention takes theirs, by its operations, where that
-is longer than its bytes.
+On a GPU whose kernels' times are known (``Machine.kernels``), an attention takes the time of its kernel, by its
+operations, if that is longer than reading its bytes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class Machine:
     rate: float
     """operations a second of large matrix products"""
     integer_rate: float = 0.0
-    """the same in int8; 0 where it is not known"""
+    """the same in int8; 0 if unknown"""
     source_rate: float = 0.0
-    """operations a second of attention over keys and values in int8; 0 where it is not known"""
+    """operations a second of attention over keys and values in int8; 0 if unknown"""
     latent_rate: float = 0.0
     """the same over states"""
     kernels: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """(operations, seconds) of calls by operator, of growing size; none where the matrix rate is what is known"""
+    """(operations, seconds) of calls by operator, of growing size; empty if only ``rate`` is known"""
 
     def kernel_s(self, operator: str, operations: float) -> float:
-        """Seconds of a call, between those that are known; each operation of a larger one takes as long as of the
-        largest. 0 for an operator that is not known."""
+        """Seconds of a call, interpolated between known calls; 0 for an unknown operator.
+
+        Beyond the largest known call, an operation takes as long as in that one.
+        """
         known = self.kernels.get(operator, ())
         if not known:
             return 0.0
@@ -65,7 +67,7 @@ class Work:
     rate: str = "rate"
     """the machine's number for such operations"""
     operator: str = ""
-    """the operator that does it, whose times may be known"""
+    """key of ``Machine.kernels``"""
 
     def seconds(self, machine: Machine) -> float:
         """Time on a machine."""
@@ -129,7 +131,7 @@ def predict(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: Weig
     weights
         From ``count_weights``.
     machine
-        Bandwidth and matrix rate; for an int8 run with the rate of integers, for an int8 source cache with those of
+        Bandwidth and matrix rate; an int8 run also needs the rate of integers, an int8 source cache the rates of
         attention over it.
 
     Returns

@@ -2,8 +2,8 @@
 
     table [H, P]: score of query head h and the key at position p, plus table[h, p]
 
-The attention over a prompt takes the table as it is, since the prompt begins at position 0. The generated part of a row
-ends at its ``positions``; an operator that counts distances back from there takes a bias of each row.
+The attention over a prompt takes the table as it is, since the prompt begins at position 0. An operator over the
+generated part counts distances back from a row's newest position, so it takes a bias of each row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyBias:
         self.made: dict[str, gs.Tensor] = {}
 
     def table(self) -> list[gs.Tensor]:
-        """[H, P], the input ``key_bias`` of an operator over the prompt; nothing in a model without one."""
+        """The input ``key_bias`` [H, P] of an operator over the prompt; empty if the model has no such bias."""
         table = self.graphs.key_bias
         if table is None:
             return []
@@ -35,9 +35,9 @@ class KeyBias:
         return [self.made["table"]]
 
     def by_distance(self, ancestry: gs.Tensor) -> list[gs.Tensor]:
-        """[R, H, T], the input ``row_bias`` of an operator over the generated part; nothing in a model without one.
+        """The input ``row_bias`` [R, H, T] of an operator over the generated part; empty if the model has no such bias.
 
-        ``ancestry`` [B, M, T] has its length.
+        T is read from ``ancestry`` [B, M, T].
         """
         if self.graphs.key_bias is None:
             return []
@@ -46,12 +46,12 @@ class KeyBias:
             T = build.add("Squeeze", [build.add("Shape", [ancestry], {"start": 2, "end": 3})])
             distances = build.add("Range", [build.constant(0), T, build.constant(1)])
             places = build.add("Sub", [self._newest(), distances])
-            written = build.add("Max", [places, build.constant(0)])  # what is before the prompt never counts
+            written = build.add("Max", [places, build.constant(0)])  # positions before the prompt never count
             self.made["rows"] = self._gather(written)
         return [self.made["rows"]]
 
     def of_all(self, N: gs.Tensor, own: gs.Tensor) -> gs.Tensor:
-        """[R, H, 1, N + own]: of ``N`` positions of the prompt and ``own`` of the generated part; both int64 [1]."""
+        """Biases [R, H, 1, N + own] of ``N`` prompt and ``own`` generated positions, both int64 [1]."""
         if "all" not in self.made:
             build = self.build
             zero, one, back = (build.constant(number) for number in (0, 1, -1))

@@ -2,11 +2,10 @@
 
     o = (exp(lse_p) o_p + exp(lse_g) o_g) / (exp(lse_p) + exp(lse_g))      merging attention states (FlashInfer, vLLM)
 
-Here o_p is the prefix output, of the attention over the prompt alone, and lse_p the logarithm of its sum of
-exponentials. The pass of the prompt cache leaves both as inputs 3 and 4 of the layer's traced Attention node, with the
-attribute ``prefix`` for the form of the output. The pass of the generated cache converts the output to the form of its
-operator's own, o_g, and moves both into the operator, which merges them (optional inputs of
-``plugins/ops/beam_attention``).
+Here o_p is the prefix output, the attention over the prompt alone, and lse_p the logarithm of its sum of exponentials.
+The pass of the prompt cache leaves both as inputs 3 and 4 of the layer's traced Attention node, with the attribute
+``prefix`` for the form of the output. The pass of the generated cache converts the output to the form of its operator's
+own, o_g, and moves both into the operator, which merges them (optional inputs of ``plugins/ops/beam_attention``).
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ def query_rows(build: Builder, block: AttentionBlock, sizes: Sizes) -> gs.Tensor
 
 
 def share_query(block: AttentionBlock, query: gs.Tensor) -> None:
-    """Make other readers of a layer's queries read ``query`` [R, H K], the same out of a shared product."""
+    """Make other readers of a layer's queries read ``query`` [R, H K], the same numbers from a shared product."""
     for reader in list(block.node.inputs[0].outputs):
         if reader is not block.node:
             read_instead(reader.outputs[0], query)
 
 
 def set_prefix(block: AttentionBlock, form: str, output: gs.Tensor, lse: gs.Tensor) -> None:
-    """Leave a layer's attention over its prompt for the pass of the generated cache; ``form``: that of ``output``."""
+    """Leave a layer's attention over its prompt for the pass of the generated cache; ``form`` describes ``output``."""
     block.node.inputs = [*block.node.inputs[:3], output, lse]
     block.node.attrs["prefix"] = form
 
@@ -66,7 +65,7 @@ def prefix_of(
     block
         The layer's self-attention.
     form
-        Form of the operator's own output, one that the layer's prompt cache gives (``kinds.PROMPT_PAIRS``).
+        Form of the operator's own output; the kinds of cache go together (``kinds.PROMPT_PAIRS``).
 
     Returns
     -------
@@ -76,7 +75,7 @@ def prefix_of(
     Raises
     ------
     PassError
-        Where no pass of a prompt cache has run.
+        If no pass of a prompt cache has run.
     """
     found = block.node.attrs.get("prefix")
     if found is None:

@@ -1,4 +1,4 @@
-"""The source for all beams of a sample: its mask by sample or by beam, and keys and values repeated for the beams."""
+"""The source mask by sample or by beam, and keys and values repeated for the beams of a sample."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def repeat_for_beams(build: Builder, tensor: gs.Tensor, num_beams: gs.Tensor) ->
 class PromptFlags:
     """Prompt positions that each layer attends to in this step, bool [B, N].
 
-    A layer with a window attends to its newest positions alone, counted from the newest token, which has the same
-    position in all beams of a sample.
+    A layer with a window attends to its newest positions alone. They count from the newest token, whose position is
+    the same in all beams of a sample.
     """
 
     def __init__(self, graphs: ModelGraphs, build: Builder) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import LAYOUT_OPS, NORM, PROMPT, ROTATION, SELF, behind_attention, past_concat
+from tightbeam.graph_passes.attention import NORM, PROMPT, ROTATION, SELF, behind_attention, past_concat
 from tightbeam.graph_passes.builder import Builder, read_instead, split_last_axes, tidy
+from tightbeam.graph_passes.canonical.fold_scales import fold_scale
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
 NAME = "canonicalise_decoder_only"
@@ -39,7 +40,7 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
         build = Builder(graph, PREFIX)
         for layer, node in enumerate(nodes):
             node.name = f"{kind}.{layer}"
-            _take_scale(node)
+            fold_scale(node)
             for index in range(3):
                 concat = past_concat(node.inputs[index])
                 _split(build, node.inputs[index] if concat is None else concat.inputs[1])
@@ -49,7 +50,7 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
 
 
 def _split(build: Builder, tensor: gs.Tensor) -> None:
-    """Give the projection behind an attention's input a product of its own, where a Split or Slice takes it out."""
+    """Give the projection behind an attention's input a product of its own, if a Split or Slice cuts it out of one."""
     part, _ = behind_attention(tensor)
     columns = _columns(part)
     if columns is None:
@@ -68,7 +69,7 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     if bias is not None:
         alone = build.add("Add", [alone, build.constant(bias.values.reshape(-1)[columns], bias.dtype)])
     if axes is not None:
-        # A Reshape takes rows without positions too, which are what a step has in the end (cleanup/step_rows.py).
+        # A Reshape, unlike an Unsqueeze, also takes the rows without positions that ``step_rows`` makes.
         shape = [0, -1, alone.inputs[0].inputs[1].values.shape[-1]]
         shape.insert(axes.values.item() % 4, 1)
         alone = build.reshape(alone, shape)
@@ -77,22 +78,8 @@ def _split(build: Builder, tensor: gs.Tensor) -> None:
     alone.inputs[0].outputs = [part]  # which may be an output of the graph
 
 
-def _take_scale(node: gs.Node) -> None:
-    """Let an attention's own factor of the scores stand for a factor of its queries."""
-    tensor = node.inputs[0]
-    while tensor.inputs and tensor.inputs[0].op in LAYOUT_OPS:
-        tensor = tensor.inputs[0].inputs[0]
-    scaled = tensor.inputs[0] if tensor.inputs else None
-    if scaled is None or scaled.op != "Mul":
-        return
-    factors = [operand for operand in scaled.inputs if isinstance(operand, gs.Constant) and operand.values.size == 1]
-    if len(factors) == 1:
-        node.attrs["scale"] = float(node.attrs["scale"]) * factors[0].values.item()
-        read_instead(tensor, next(operand for operand in scaled.inputs if operand is not factors[0]))
-
-
 def _rotate_whole_heads(graph: gs.Graph) -> None:
-    """Rotate the first numbers of whole heads, where a part of each head is taken out, rotated and put back.
+    """Rotate the first numbers of whole heads, if a part of each head is taken out, rotated and put back.
 
     Concat(RotaryEmbedding(x[..., :X]), x[..., X:]) -> RotaryEmbedding(x), of the first X numbers
     """
@@ -114,16 +101,16 @@ def _rotate_whole_heads(graph: gs.Graph) -> None:
 
 
 def _normalise_first(graph: gs.Graph) -> None:
-    """Normalise each head's numbers before heads and positions change places, which gives the same numbers."""
+    """Move the norm of each head's numbers before the Transpose of heads and positions; the numbers are the same."""
     for norm in [node for node in graph.nodes if node.op == NORM]:
-        turned = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
-        if turned is None or turned.op != "Transpose" or turned.attrs["perm"] != [0, 2, 1, 3]:
+        transpose = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
+        if transpose is None or transpose.op != "Transpose" or transpose.attrs["perm"] != [0, 2, 1, 3]:
             continue
-        if len(turned.outputs[0].outputs) > 1:
+        if len(transpose.outputs[0].outputs) > 1:
             continue
-        after, before, between = norm.outputs[0], turned.inputs[0], turned.outputs[0]
-        turned.inputs, norm.inputs[0] = [between], before
-        turned.outputs, norm.outputs = [after], [between]
+        after, before, between = norm.outputs[0], transpose.inputs[0], transpose.outputs[0]
+        transpose.inputs, norm.inputs[0] = [between], before
+        transpose.outputs, norm.outputs = [after], [between]
         between.shape = before.shape
 
 

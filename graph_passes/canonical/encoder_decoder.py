@@ -4,9 +4,9 @@
     Attention(Q, K, V, Where(mask, distance bias, lowest))         ->    Attention(Q, K, V, bias)   named self.<l>
     Attention(Q, K, V of encoder_hidden_states, attention_mask)          the same                   named cross.<l>
 
-A step's one query is the newest position and sees all others, so the mask of self-attention hides nothing; with
-two-stream self-attention it stays, since it keeps the streams apart. Needs: one attention of each kind a layer.
-Saves nothing: passes find their layers by name, whichever other layers have been rewritten.
+A step's one query is the newest position and sees all others, so the mask of self-attention hides nothing. With
+two-stream self-attention it stays, since it keeps the streams apart. Needs: one attention of each kind a layer. Saves
+nothing: passes find their layers by name, whichever other layers have been rewritten.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ def _bias_of_mask(node: gs.Node) -> list[gs.Tensor]:
         return []
     bias = node.inputs[3].inputs[0].inputs[1]
     if distance_table(bias) is None:
-        raise PassError(f"trace: what {node.name} adds to its scores is no table over a distance")
+        raise PassError(f"trace: {node.name} adds something else to its scores than a table over a distance")
     return [bias]

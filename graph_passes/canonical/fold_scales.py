@@ -24,18 +24,22 @@ def fold_scales(graphs: ModelGraphs) -> PassResult:
 
 
 def _fold(graph: gs.Graph) -> int:
-    matched = 0
-    for node in [node for node in graph.nodes if node.op == "Attention"]:
-        query = node.inputs[0]
-        while query.inputs and query.inputs[0].op in LAYOUT_OPS:
-            query = query.inputs[0].inputs[0]
-        if not query.inputs or query.inputs[0].op != "Mul" or len(query.outputs) != 1:
-            continue
-        numbers = [tensor for tensor in query.inputs[0].inputs if isinstance(tensor, gs.Constant)]
-        others = [tensor for tensor in query.inputs[0].inputs if not isinstance(tensor, gs.Constant)]
-        if len(numbers) == len(others) == 1 and numbers[0].values.size == 1 and "scale" in node.attrs:
-            node.attrs["scale"] = float(node.attrs["scale"]) * float(numbers[0].values.reshape(()))
-            read_instead(query, others[0])
-            matched += 1
+    matched = sum(fold_scale(node) for node in [node for node in graph.nodes if node.op == "Attention"])
     tidy(graph)
     return matched
+
+
+def fold_scale(node: gs.Node) -> bool:
+    """Fold the scaling of one attention's queries; False if there is none."""
+    query = node.inputs[0]
+    while query.inputs and query.inputs[0].op in LAYOUT_OPS:
+        query = query.inputs[0].inputs[0]
+    if not query.inputs or query.inputs[0].op != "Mul" or len(query.outputs) != 1 or "scale" not in node.attrs:
+        return False
+    numbers = [tensor for tensor in query.inputs[0].inputs if isinstance(tensor, gs.Constant)]
+    others = [tensor for tensor in query.inputs[0].inputs if not isinstance(tensor, gs.Constant)]
+    if len(numbers) != 1 or len(others) != 1 or numbers[0].values.size != 1:
+        return False
+    node.attrs["scale"] = float(node.attrs["scale"]) * float(numbers[0].values.reshape(()))
+    read_instead(query, others[0])
+    return True

@@ -16,7 +16,7 @@ NAME = "canonicalise_two_stream"
 
 
 def canonicalise_two_stream(graphs: ModelGraphs) -> PassResult:
-    """Mark both ends of the two streams in the decoder, in place. Raises PassError where either end is not found."""
+    """Mark both ends of the two streams in the decoder, in place. Raises PassError if either end is not found."""
     build = Builder(graphs.decoder, "streams")
     joined = [
         node
@@ -29,6 +29,6 @@ def canonicalise_two_stream(graphs: ModelGraphs) -> PassResult:
     joined[0].name += f".{POSITIONS}"
     head = graphs.decoder.outputs[0].inputs[0]
     if head.op != "MatMul" or head.inputs[0].inputs[0].op != "Gather":
-        raise PassError("trace: the logits are made of no stream")
+        raise PassError("trace: the logits are not a product of one stream's rows")
     head.inputs[0] = build.positions(head.inputs[0], graphs.sizes.D)
     return PassResult(NAME, 2)

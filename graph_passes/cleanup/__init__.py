@@ -1,1 +1,1 @@
-"""Passes that every variant runs, before or after those of its caches."""
+"""Passes that every variant runs, before or after the passes of its caches."""

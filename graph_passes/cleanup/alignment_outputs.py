@@ -1,12 +1,12 @@
-"""Give the queries and keys of Whisper's alignment heads, whose attention the times of tokens are made of.
+"""Output the queries and keys of Whisper's alignment heads, from whose attention the times of tokens are computed.
 
     decoder: x - MatMul W_Q,l - Add b_Q,l - Reshape [R, H, K] - Concat - Gather - alignment_queries [R, A, K]
     encoder: S - MatMul [c W_K of the heads] - Reshape - Transpose --------------- alignment_keys [B, A, N, K]
 
 softmax(alignment_queries alignment_keys^T) is the attention of A heads in a step; c is the scale of their scores.
 Needs: cross-attentions over ``encoder_hidden_states`` whose key biases are folded (``fold_biases``), before the passes
-of caches, which leave the queries as they are and may leave no keys. Costs one product of the encoder and a copy of
-A K numbers a row in each step; saves nothing.
+of caches, which leave the queries as they are and may leave no keys. Costs one product of the encoder and a copy of A K
+numbers a row in each step; saves nothing.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     mask: Cast - Unsqueeze - Expand [B, 1, N, N] -> Cast [B, N]
     bias: positions - Sub - Clip - Gather [N, N, H] - ... - Where(mask) -> distances - Clip - Gather [2 N - 1, H]
 
-Padding then gets 0 for its attention, which nothing reads. Needs: an encoder whose attentions are all of this form, and
-a bias, if there is one, by the distance alone (T5). A prompt's attention is causal and stays as it is. Saves the
+The attention of padding, which nothing reads, is then 0. Needs: an encoder whose attentions all have this form; a bias,
+if there is one, depends on the distance alone (T5). A prompt's attention is causal and stays as it is. Saves the
 transposes, the mask [B, 1, N, N] and the bias [1, H, N, N]. The operator has a CPU kernel alone
 (``plugins/ops/encoder_attention``); on a GPU its function runs, which has the nodes above.
 """
@@ -26,12 +26,12 @@ from tightbeam.graph_passes.tensor_types import tensor_types
 
 NAME = "encoder_attention"
 LOWEST = -1e30
-"""Scores from here on down take no part in a softmax."""
+"""Scores at or below this have weight 0 after a softmax."""
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """A bias by the distance from a query to a key: row ``reach`` + distance of a table, within ``reach``."""
+    """A bias by the distance d from a query to a key: row ``reach`` + clip(d, -reach, reach) of a table."""
 
     table: gs.Constant
     """[2 reach + 1, H]"""
@@ -86,7 +86,7 @@ def _form_of(block: AttentionBlock, types: dict[str, int]) -> _Form | None:
 
 
 def _is_lowest(masked: gs.Tensor) -> bool:
-    """True of the score of a masked position beside which every other one is 0 after the softmax."""
+    """True for a score of masked positions so low that they have weight 0 after the softmax."""
     return isinstance(masked, gs.Constant) and bool((masked.values <= LOWEST).all())
 
 
@@ -143,7 +143,7 @@ def _distance_bias(bias: gs.Tensor) -> _Bias | None:
 
 
 def _axis_of_positions(tensor: gs.Tensor) -> int | None:
-    """0 of positions [1, N], 1 of [N, 1]; None of anything else."""
+    """0 for positions [1, N], 1 for [N, 1], None for anything else."""
     if not tensor.inputs or tensor.inputs[0].op != "Unsqueeze":
         return None
     positions, axes = tensor.inputs[0].inputs
@@ -156,7 +156,7 @@ def _axis_of_positions(tensor: gs.Tensor) -> int | None:
 
 
 class _Replacement:
-    """Makes the operators, with masks and biases that attentions share made once."""
+    """Makes the operators; attentions share masks and biases."""
 
     def __init__(self, encoder: gs.Graph) -> None:
         self.build = Builder(encoder, NAME)
@@ -185,14 +185,14 @@ class _Replacement:
         return self.masks[mask.name]
 
     def _distance_bias(self, bias: _Bias, rows: gs.Tensor) -> gs.Tensor:
-        """[H, 2 N - 1], the biases of the distances from 1 - N to N - 1."""
+        """Biases [H, 2 N - 1] of the distances from 1 - N to N - 1."""
         if bias.table.name not in self.biases:
             by_distance = self.build.add("Gather", [bias.table, self._places(bias.reach, rows)], {"axis": 0})
             self.biases[bias.table.name] = self.build.transpose(by_distance, [1, 0])
         return self.biases[bias.table.name]
 
     def _places(self, reach: int, rows: gs.Tensor) -> gs.Tensor:
-        """[2 N - 1], the rows of a table with the biases of those distances."""
+        """Rows [2 N - 1] of a table with the biases of these distances."""
         if reach not in self.places:
             build = self.build
             N = build.add("Squeeze", [build.add("Shape", [rows], {"start": 1, "end": 2})])

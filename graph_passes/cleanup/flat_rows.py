@@ -18,11 +18,11 @@ from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "flat_rows"
 LAYOUT = frozenset({"Shape", "Concat", "Reshape"})
-"""Operators that change a layout, or make the shape for that."""
+"""Operators that change a layout, or make its shape."""
 
 
 def flat_rows(graphs: ModelGraphs) -> PassResult:
-    """Remove changes of layout that others undo or repeat, in place; counts them."""
+    """Remove changes of layout that others undo or repeat, in place."""
     matched = sum(_flatten(graph) for graph in (graphs.encoder, graphs.decoder))
     return PassResult(NAME, matched, "" if matched else "no change of layout is undone or repeated")
 
@@ -50,7 +50,7 @@ def _flatten(graph: gs.Graph) -> int:
 
 
 def _matrix(reshape: gs.Node) -> gs.Tensor | None:
-    """The matrix that a Reshape to rows gives back, else None; it reads the tensor before other Reshapes then."""
+    """The matrix that a Reshape to rows restores. If there is none, it reads the tensor before other Reshapes."""
     shape = reshape.inputs[1]
     if not isinstance(shape, gs.Constant) or len(shape.values) != 2 or shape.values[0] != -1:
         return None
@@ -64,13 +64,13 @@ def _matrix(reshape: gs.Node) -> gs.Tensor | None:
 
 
 def _shape(node: gs.Node) -> gs.Tensor | None:
-    """The sizes that a Shape reads, or all of them but the last, where a Reshape was given them."""
+    """The sizes that a Shape reads, or all but the last, if a Reshape was given them."""
     tensor = node.inputs[0]
     while tensor.inputs and tensor.inputs[0].op == "EncoderAttention":
         tensor = tensor.inputs[0].inputs[0]
     limits = node.attrs.get("start", 0), node.attrs.get("end")
     if limits == (0, -1):
-        node.inputs[0] = tensor  # whose last size alone is another
+        node.inputs[0] = tensor  # its sizes are the same but for the last
     elif limits != (0, None) or tensor is not node.inputs[0]:
         return None
     if not tensor.inputs or tensor.inputs[0].op != "Reshape":
@@ -80,7 +80,7 @@ def _shape(node: gs.Node) -> gs.Tensor | None:
         return None
     leading, *last = sizes.inputs[0].inputs
     plain = len(last) == 1 and isinstance(last[0], gs.Constant) and len(last[0].values) == 1
-    if not plain or not leading.inputs or leading.inputs[0].op != "Shape":  # a 0 or -1 would be no size
+    if not plain or not leading.inputs or leading.inputs[0].op != "Shape":  # else it may hold a 0 or a -1
         return None
     return leading if limits == (0, -1) else sizes
 

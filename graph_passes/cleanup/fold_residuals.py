@@ -4,12 +4,11 @@
     r = LayerNorm(., beta) - Add -> y                   ->    r' = LayerNorm(., beta + b)
                            - MatMul W' - Add b'                                     - MatMul W' - Add (b' - b W')
 
-A runtime adds the last term of Gemm(x, W, r) for nothing, where an Add costs it a pass over all rows. The bias b of
-that product moves to the normalisation that r comes from, r' = r + b, and out of every product that reads it, in
-float64.
+A runtime adds the last term of Gemm(x, W, r) for nothing, while an Add costs a pass over all rows. The bias b of that
+product moves to the normalisation that r comes from, r' = r + b, and out of every product that reads it, in float64.
 
-Needs: rows as matrices (``step_rows``), and r read by that Add and by products with weights alone. A pre-norm model
-adds to a sum that is no normalisation's output: nothing matches. Saves time, no bytes.
+Needs: rows as matrices (``step_rows``), and r read by that Add and by products with weights alone. In a pre-norm
+model r is a sum and not the output of a norm, so nothing matches. Saves time, no bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _fold(build: Builder, residual: Residual) -> None:
 
 
 def _shift(build: Builder, matmul: gs.Node, by: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    """Add ``by`` to a product's bias, made where there is none."""
+    """Add ``by`` to a product's bias, which is made if there is none."""
     product = matmul.outputs[0]
     dtype = matmul.inputs[1].dtype
     if len(product.outputs) == 1 and product.outputs[0].op == "Add":

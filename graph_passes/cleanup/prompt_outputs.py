@@ -18,7 +18,7 @@ NAME = "prompt_outputs"
 
 
 def prompt_outputs(graphs: ModelGraphs) -> PassResult:
-    """Remove outputs of the prompt graph that no decoder input has the name of, in place."""
+    """Remove outputs of the prompt graph that are not decoder inputs, in place."""
     encoder, decoder = graphs.encoder, graphs.decoder
     build = Builder(encoder, NAME)
     for layer in _projected_together(graphs):
@@ -38,7 +38,7 @@ def prompt_outputs(graphs: ModelGraphs) -> PassResult:
 
 
 def _projected_together(graphs: ModelGraphs) -> list[int]:
-    """Layers whose projections are one product in the decoder, and no outputs of the prompt graph."""
+    """Layers whose projections are one product in the decoder, and not outputs of the prompt graph."""
     outputs = {tensor.name for tensor in graphs.encoder.outputs}
     as_traced = {node.name for node in graphs.decoder.nodes if node.op == "Attention"}
     layers = []

@@ -4,13 +4,13 @@
     ->  ... -> logits [R, vocabulary] - BeamTopK(., beam_scores, history, history_lengths, banned, ...)
                                         -> candidate_scores, candidate_beams, candidate_tokens [B, C]
 
-In diverse beam search the candidates are those of each group of a sample's beams: BeamTopK gets the groups as if each
-were a sample, [B groups, M / groups]. So it has lengths of its own, ``history_lengths``; those of a decoder-only model
-include the prompt, which its caches do not.
+In diverse beam search each group of a sample's beams has candidates: BeamTopK gets the groups as if each were a sample,
+[B groups, M / groups]. So it has lengths of its own, ``history_lengths``. In a decoder-only model they include the
+prompt, unlike the lengths of the caches.
 
 Needs: the decoder output ``logits``. Saves host traffic: a step returns 20 B C bytes in place of 4 R x vocabulary. The
-logits stay an output, which a runtime fetches where a search needs whole rows, and which costs nothing otherwise.
-Operator: ``plugins/ops/beam_top_k``, which calls ``plugins/ops/ngram_block``.
+logits stay an output, which a runtime fetches if a search needs full score rows; it costs nothing otherwise. Operator:
+``plugins/ops/beam_top_k``, which calls ``plugins/ops/ngram_block``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OUTPUTS: tuple[tuple[str, type], ...] = (
 def search_head(graphs: ModelGraphs) -> PassResult:
     """Put the outputs of BeamTopK before the decoder's output ``logits``; its inputs become graph inputs, in place.
 
-    Those of a trie are inputs of every decoder: without one they are empty, and cost nothing.
+    Every decoder has the inputs of a trie; without a trie they are empty, and cost nothing.
     """
     decoder = graphs.decoder
     logits = decoder.outputs[0]

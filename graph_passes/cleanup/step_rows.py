@@ -20,7 +20,7 @@ from tightbeam.plugins.ops import DOMAIN
 NAME = "step_rows"
 
 ROW_BY_ROW = frozenset({"Add", "Mul", "MatMul", "Gemm", "LayerNormalization", "RMSNormalization", "Gelu"})
-"""Standard operators whose outputs are rows where their inputs are."""
+"""Standard operators whose outputs are rows if their inputs are."""
 
 LOOKED_UP = frozenset({"Gather", "Add", "Equal"})
 """Operators that read tokens, and positions that index a table."""
@@ -53,8 +53,10 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
 
 
 def _read_matrix(node: gs.Node) -> None:
-    """Let a Reshape to rows read the matrix of a Gemm of this width, which another Reshape gives a position before it:
-    the head of tied embeddings. Otherwise both would copy the logits, which are an output."""
+    """Let a Reshape to rows read the matrix that a Gemm gives, past the Reshape between them that adds a position.
+
+    This is the head of tied embeddings; both Reshapes would copy the logits, which are an output.
+    """
     before = node.inputs[0].inputs[0]
     gemm = before.inputs[0].inputs[0] if before.op == "Reshape" and before.inputs[0].inputs else None
     if gemm is not None and gemm.op == "Gemm":

@@ -3,8 +3,8 @@
     Gather(E [vocabulary, D], tokens)                      Gather(E, tokens)
     x - MatMul E^T [D, vocabulary] - Add b -> logits  ->   x - Gemm(., E, b, transB = 1) - Reshape -> logits
 
-The exporter folds the transpose of a small tied weight into a second copy, and leaves that of a large one to the
-runtime, which makes the copy when it loads the graph.
+The exporter makes the transpose of a small tied weight a second constant. It leaves a large one to the runtime, which
+makes the copy when it loads the graph.
 
 Needs: ``x [., ., D] x W [D, vocabulary]``, with W the transpose of a constant, by a Transpose node or, number by
 number, of a matrix that the decoder looks tokens up in. A bias of zeros is dropped. Saves vocabulary x D numbers.

@@ -1,8 +1,8 @@
 """Activation functions that a trace may have written out in nodes.
 
 Relu(x); Gelu(x); Swish(x)
-x Sigmoid(x)                                                       SiLU
-0.5 x (1 + Tanh(0.7979 (x + 0.0447 Pow(x, 3))))                    GELU by its formula with tanh
+x Sigmoid(x)                                         SiLU
+0.5 x (1 + Tanh(0.7979 (x + 0.0447 Pow(x, 3))))      GELU by its formula with tanh
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["activation_of"]
 
 
 def activation_of(tensor: gs.Tensor, outputs: list[gs.Tensor]) -> tuple[str, gs.Tensor] | None:
-    """The activation of a tensor, where every node that reads the tensor is part of it.
+    """Recognise an activation of which every reader of a tensor is a part; None if there is none.
 
     Parameters
     ----------
     tensor
-        What may be the input of an activation.
+        The possible input of an activation.
     outputs
-        The graph's outputs, which are none of its intermediate tensors.
+        The graph's outputs; a tensor inside an activation is not one of them.
 
     Returns
     -------
@@ -86,6 +86,6 @@ def _reads(node: gs.Node, first: gs.Tensor, second: gs.Tensor) -> bool:
 
 
 def _has(node: gs.Node, number: float) -> bool:
-    """True where one of the node's inputs is this constant."""
+    """True if one of the node's inputs is this constant."""
     found = [tensor.values for tensor in node.inputs if isinstance(tensor, gs.Constant)]
     return any(values.size == 1 and np.isclose(float(values.reshape(())), number, rtol=1e-6) for values in found)

@@ -15,7 +15,7 @@ __all__ = ["MOST", "SMALLEST", "QuantizedWeights", "quantized_columns"]
 MOST = 127
 """The largest integer of a row or a column."""
 SMALLEST = 1e-30
-"""Numbers of a row or a column that has none larger are zeros: ``QuantizeRows`` takes no smaller scale."""
+"""A row or column without a larger number counts as zeros: ``QuantizeRows`` takes no smaller scale."""
 
 
 def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
@@ -31,8 +31,8 @@ def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
     Returns
     -------
     tuple
-        Integers int8 [X, Y], and the scale float32 [blocks, Y]: numbers are integers times the scale of their block, to
-        half a step.
+        Integers int8 [X, Y], and the scale float32 [blocks, Y]. A number is its integer times the scale of its block,
+        to half a step.
     """
     X, Y = matrix.shape
     by_block = matrix.reshape(blocks, X // blocks, Y)
@@ -50,7 +50,7 @@ class QuantizedWeights:
     saved: int = 0
 
     def of(self, site: Site, blocks: int) -> tuple[Array, Array]:
-        """Tiles, and scale [blocks, Y], of a site's matrix [X, Y]; with heads, those of each head."""
+        """Tiles, and scale [blocks, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each."""
         values: Array = site.matrix.values
         key = id(values), site.transposed, blocks
         if key not in self.made:
@@ -65,5 +65,5 @@ class QuantizedWeights:
         return self.made[key][1:]
 
     def bytes_saved(self, run: object) -> int:
-        """Bytes less than in float32, whatever the run."""
+        """Bytes saved against float32, the same in any run."""
         return self.saved

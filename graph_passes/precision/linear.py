@@ -1,12 +1,12 @@
-"""Give products of float32 to an operator that reads their matrix where the weights file is mapped.
+"""Give float32 products to an operator that reads its matrix in the mapped weights file.
 
     x - MatMul(W) - Add b - Add r      ->  x - Linear(W in tiles, b, r)
     tokens - Gather(E); x - Gemm(E^T)  ->  tokens - TiledGather(E^T in tiles); x - Linear(E^T in tiles)
 
-ONNX Runtime packs the matrix of a MatMul into memory of each session, when it is loaded; these are packed in the file.
-Exact but for rounding. An embedding of tokens that no product reads stays as it is. Needs: float32 graphs, after
-``quantize`` where there is int8. Operators: ``plugins/ops/linear`` and ``plugins/ops/tiled_gather``, which have CPU
-kernels alone; ``standard_operators`` is the inverse.
+ONNX Runtime packs the matrix of a MatMul again in each session; the tiles of ``Linear`` are packed in the file. Exact
+but for rounding. An embedding of tokens that no product reads stays as it is. Needs: float32 graphs, after ``quantize``
+in int8. Operators: ``plugins/ops/linear`` and ``plugins/ops/tiled_gather``, which have CPU kernels alone;
+``standard_operators`` is the inverse.
 """
 
 from __future__ import annotations

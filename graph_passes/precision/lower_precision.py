@@ -4,8 +4,8 @@
     ->  x float32 - Cast float16 - MatMul(W float16) - Cast float32 - Add - Softmax
 
 A runtime of strongly typed networks (TensorRT) computes in the types that it is given, and ONNX Runtime looks for a
-kernel of just these. So every float32 tensor either becomes low, of the type asked for, or stays float32, and a Cast
-is inserted wherever one meets the other.
+kernel of just these. So every float32 tensor either becomes low, of the requested type, or stays float32, and a Cast is
+inserted wherever one meets the other.
 
 **Low** are products (MatMul, Gemm, Conv, Attention) and the Float tensors of operators of ``plugins/``, all of which
 accumulate in float32: hence the caches, and the encoder's outputs; embeddings; and the sums and activations of
@@ -53,7 +53,7 @@ PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Gelu", "Relu", "Sigmoid", "Tanh", "Erf"}
 )
-"""Operators as exact as their inputs in any type; low where a low tensor reads them."""
+"""Operators as exact as their inputs in any type; low if a low node reads them."""
 LAYOUT = frozenset(
     {
         *("Concat", "Split", "Slice", "Gather", "Expand"),
@@ -62,7 +62,7 @@ LAYOUT = frozenset(
 )
 """Operators that move values and change none."""
 SIZES = frozenset({"Shape", "Size"})
-"""Operators that read shapes and no values, so that any type will do."""
+"""Operators that read shapes and no values; they take any type."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
 """Index of Attention's input that is bool, or added to the scores."""
@@ -89,11 +89,11 @@ def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:
     Raises
     ------
     PassError
-        For another precision, and where a weight that becomes low is beyond the range of its type.
+        For another precision, and for a weight beyond the range of the low type.
     """
     if precision not in LOW_TYPES:
         raise PassError(
-            f"{NAME}: precision is {precision!r}, expected {' or '.join(LOW_TYPES)}; as they are, graphs are fp32"
+            f"{NAME}: precision is {precision!r}, expected {' or '.join(LOW_TYPES)}; the graphs are fp32 already"
         )
     converter = _Converter(precision)
     decoder = _plan(graphs.decoder, "decoder", frozenset(state.output for state in graphs.states), low_inputs=True)
@@ -114,13 +114,13 @@ class _Plan:
     floats: frozenset[str]
     """float32 tensors"""
     low: frozenset[str]
-    """those that inputs and nodes give as low"""
+    """float32 tensors that become low"""
     low_nodes: frozenset[str]
-    """first outputs of the standard nodes that read their floats as low"""
+    """names of the first outputs of standard nodes that read low inputs"""
 
 
 def _plan(graph: gs.Graph, name: str, kept: frozenset[str], *, low_inputs: bool) -> _Plan:
-    """Decide the types of a graph; ``kept``: outputs that are no reason for a tensor to be low."""
+    """Decide the types of a graph; outputs in ``kept`` may stay float32."""
     tidy(graph)
     types = tensor_types(graph, f"{NAME}: {name}")
     floats = frozenset(tensor for tensor, kind in types.items() if kind == FLOAT)
@@ -142,8 +142,10 @@ def _plan(graph: gs.Graph, name: str, kept: frozenset[str], *, low_inputs: bool)
 
 
 def _read_by(graph: gs.Graph, readers: frozenset[str], outputs: frozenset[str]) -> set[str]:
-    """Tensors that ``readers`` or operators of ``plugins/`` read, or that are ``outputs``, directly or through
-    elementwise operations and changes of layout."""
+    """``outputs``, and tensors that ``readers`` or operators of ``plugins/`` read.
+
+    Elementwise operations and changes of layout may be in between.
+    """
     found = set(outputs)
     for node in reversed(graph.nodes):
         if _is_ours(node):
@@ -156,8 +158,10 @@ def _read_by(graph: gs.Graph, readers: frozenset[str], outputs: frozenset[str]) 
 
 
 def _is_low(node: gs.Node, wanted: set[str], embedded: set[str], low: set[str], floats: frozenset[str]) -> bool:
-    """True for a standard node whose outputs become low. Embedding tables do even if norms alone read the embeddings:
-    they are large, and often the weight of the logits too."""
+    """True for a standard node whose outputs become low.
+
+    Embedding tables become low even if only norms read them: they are large, and often the weight of the logits too.
+    """
     if node.op in PRODUCTS:
         return True
     outputs = {tensor.name for tensor in node.outputs}

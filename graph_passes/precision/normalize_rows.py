@@ -3,8 +3,8 @@
     x [R, X] - LayerNormalization(w, b, epsilon)  ->  x - NormalizeRows(w, b, epsilon, centred = 1)
     x [R, X] - RMSNormalization(w, epsilon)       ->  x - NormalizeRows(w, 0, epsilon, centred = 0)
 
-With more axes, x is reshaped to rows before, and back after. Exact but for rounding. Only where a norm is over the last
-axis and its weight and bias are constants of that width. For int8, which no GPU runs: the operator
+With more axes, x is reshaped to rows before, and back after. Needs: a norm over the last axis, with weight and bias
+that are constants of that width. Exact but for rounding. For int8 alone, which no GPU runs: the operator
 (``plugins/ops/normalize_rows``) has a CPU kernel alone, and its function many nodes.
 """
 
@@ -60,7 +60,7 @@ def _replace(graph: gs.Graph, name: str) -> int:
 
 
 def _rank(tensor: gs.Tensor, ranks: dict[str, int]) -> int:
-    """0 where it is unknown."""
+    """Number of axes; 0 if unknown."""
     return len(tensor.shape) if tensor.shape is not None else ranks.get(tensor.name, 0)
 
 

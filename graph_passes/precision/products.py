@@ -3,8 +3,8 @@
     x [..., X] - MatMul(W) - Add b - Gelu - Add r  ->  x - Reshape [R, X] - operator(W, b, Gelu, r) - Reshape
     tokens - Gather(E)                             ->  tokens - Reshape [R] - operator(E) - Reshape
 
-An operator takes over the bias, the activation and the residual that follow its product where nothing else reads what
-is between.
+An operator takes over the bias, the activation and the residual that follow its product, if nothing else reads the
+tensors in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Dimensions = list[int | str]
 
 @dataclass
 class _Followed:
-    """Nodes behind a product that one operator does with it: bias, activation, addend, and their output."""
+    """What one operator takes over with a product: bias, activation, addend, and the output behind them."""
 
     output: gs.Tensor
     bias: gs.Constant | None
@@ -66,7 +66,7 @@ class Products:
         self._zero = self.build.constant(np.zeros((1, 1)), np.float32)
 
     def is_matrix(self, site: Site) -> bool:
-        """True where a product's rows are [R, X] as they are."""
+        """True if a product's rows are already [R, X]."""
         shape = self.shapes.get(site.rows.name) if site.rows is not None else None
         return site.node.op == "Gemm" or (shape is not None and len(shape) == 2)
 
@@ -85,8 +85,10 @@ class Products:
         return f"height of {rows.name}"
 
     def product(self, site: Site, op: str, inputs: Sequence[gs.Tensor], *, activates: bool) -> None:
-        """Replace a product, and what follows it, by an operator of ``inputs``, bias and addend, and of an activation
-        where it has one."""
+        """Replace a product, with the bias and the residual that follow it, by an operator over ``inputs``.
+
+        ``activates``: the operator can take over an activation too.
+        """
         assert site.rows is not None
         followed = self._follow(site, activates)
         is_matrix = self.is_matrix(site)
@@ -103,7 +105,7 @@ class Products:
         output.inputs[0].outputs.clear()
         if is_matrix:
             output.dtype = products.dtype
-            if not any(output is other for other in self.build.graph.outputs):  # whose shapes are the graph's contract
+            if not any(output is other for other in self.build.graph.outputs):  # the graph's outputs keep their shapes
                 output.shape = products.shape
             self.build.operator(op, given, attributes, [output])
         else:
@@ -126,7 +128,7 @@ class Products:
         self.build.add("Reshape", [embeddings, whole], outputs=[output])
 
     def _follow(self, site: Site, activates: bool) -> _Followed:
-        """Take over the nodes after a product that nothing else reads the inputs of."""
+        """Find the nodes after a product that can be taken over, since nothing else reads their inputs."""
         followed = _Followed(site.node.outputs[0], site.bias, "", site.addend)
         if site.addend is not None:
             return followed
@@ -145,7 +147,7 @@ class Products:
         return followed
 
     def _has_shape_of(self, other: gs.Tensor, site: Site, output: gs.Tensor) -> bool:
-        """True where a tensor is known to have the shape of a product's output."""
+        """True if a tensor is known to have the shape of a product's output."""
         shape, rows = self.shapes.get(other.name), self._same.get(site.node.outputs[0].name)
         if not shape:
             return False

@@ -6,13 +6,14 @@
     tokens - Gather(E); x - Gemm(E, transB = 1) ->  tokens - QuantizedGather(E^T uint8); x - ...MatMul(E^T uint8)
     x - Transpose - MatMul(W_i) - Transpose     ->  x [R, H, X] - HeadMatMul(W uint8, scale [H, 1, Y])
 
-The rows of x are quantised as they come, each by itself: by the product where one alone reads them, else once for all
-of them. A product takes over the bias, the activation and the residual that follow it where nothing else reads what is
-between. An embedding of tokens or of positions is quantised too; tied to the logits, both read one matrix. Everything
-else stays float32: caches, attention, norms, convolutions, and products whose input width is not a multiple of 4.
+Each row of x is quantised by itself in every run: by its product, if only one product reads it, else once for all of
+them. A product takes over the bias, the activation and the residual that follow it, if nothing else reads the tensors
+in between. An embedding of tokens or of positions is quantised too; if it is tied to the logits, both read one matrix.
+Everything else stays float32: caches, attention, norms, convolutions, and products whose input width is not a multiple
+of 4.
 
-``forms`` says what else becomes of a product or an embedding, by its name: "blocks" gives every 128 numbers of a row,
-and of a column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
+``forms`` gives products and embeddings another form, by name: "blocks" gives every 128 numbers of a row, and of a
+column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
 
     x - MatMul(W)                 ->  x - DynamicQuantizeMatMul(W, scale [blocks, Y])
     x - MatMul(Q); x - MatMul(K)  ->  x - Reshape [R blocks, 128] - QuantizeRows - Reshape - QuantizedMatMul(., Q, ...)
@@ -44,7 +45,7 @@ NO_FORMS: Mapping[str, str] = MappingProxyType({})
 
 
 def quantize(graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS) -> PassResult:
-    """Quantise products and embeddings of both graphs, in place; ``forms`` are by the names of ``sites``, else int8."""
+    """Quantise both graphs, in place; ``forms`` by names of ``sites``, int8 for all others."""
     weights = QuantizedWeights()
     matched = sum(_quantize(graph, name, graphs.sizes, weights, forms) for name, graph in named_graphs(graphs))
     return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)

@@ -32,13 +32,13 @@ QUANTIZED_KINDS = tuple(kind.name for kind in SOURCE_KINDS if kind.scales is not
 which multiplies the rounding: the demo model's log-probabilities then differ by 17 and 53 %, with these by 0.2 and 0.3.
 """
 OPERATORS = {"SourceAttention": ("QuantizedSourceAttention", 2), "LatentAttention": ("QuantizedLatentAttention", 1)}
-"""Operator over float rows -> that over integers, and the number of its inputs from 1 on that are caches."""
+"""Operator over float rows -> operator over integers, and how many of its inputs from 1 on are caches."""
 
 
 def quantize_source(graphs: ModelGraphs) -> PassResult:
     """Make the source caches of both graphs int8, with scales beside them, in place.
 
-    Raises PassError where something else than the operators of ``OPERATORS`` reads a source cache.
+    Raises PassError if a node that is not in ``OPERATORS`` reads a source cache.
     """
     readers = [node for node in graphs.decoder.nodes if node.op in OPERATORS]
     given = {tensor.name for tensor in graphs.decoder.inputs}
@@ -53,7 +53,7 @@ def quantize_source(graphs: ModelGraphs) -> PassResult:
         bias = [read.pop(KEY_BIAS.name)] if KEY_BIAS.name in read else []
         if len(read) > 2 + count:
             raise PassError(
-                f"{NAME}: {node.name} rotates or scales the keys that it reads, which has no operator over int8; "
+                f"{NAME}: {node.name} rotates or scales the keys that it reads, for which int8 has no operator; "
                 "choose source cache kv"
             )
         inputs = [node.inputs[0]]
@@ -85,7 +85,7 @@ def quantize_source(graphs: ModelGraphs) -> PassResult:
 
 
 def _quantize(graphs: ModelGraphs, build: Builder, cache: gs.Variable) -> gs.Variable:
-    """Make a cache int8 in both graphs; returns the decoder input of its scales."""
+    """Make a cache int8 in both graphs; return the decoder's new input for its scales."""
     name, shape = cache.name, list(cache.shape)
     outputs = graphs.encoder.outputs
     place = next(index for index, tensor in enumerate(outputs) if tensor.name == name)

@@ -1,4 +1,4 @@
-"""Tensors that have the same sizes but for the last axis, found without inference of shapes, which loses names."""
+"""Tensors that differ in the last axis alone, found without shape inference, which loses the names of dimensions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import onnx_graphsurgeon as gs
 __all__ = ["same_rows"]
 
 ROW_BY_ROW = frozenset({"LayerNormalization", "RMSNormalization", "EncoderAttention", "Gelu", "Relu"})
-"""Operators whose first output has the rows of their first input, beside products with constant matrices."""
+"""Operators whose first output has the rows of their first input. Products with constant matrices do too."""
 
 
 def same_rows(graph: gs.Graph) -> dict[str, str]:
-    """Name the tensor that each tensor has the rows of.
+    """Name the first tensor with the same rows for each tensor.
 
     Parameters
     ----------
@@ -21,8 +21,8 @@ def same_rows(graph: gs.Graph) -> dict[str, str]:
     Returns
     -------
     dict
-        For a tensor's name that of the first tensor with the same sizes but for the last axis. A tensor that is missing
-        has the rows of itself.
+        By a tensor's name, the name of the first tensor whose sizes differ in the last axis alone. A tensor that is
+        missing is the first itself.
     """
     first: dict[str, str] = {}
     for node in graph.nodes:
@@ -33,7 +33,7 @@ def same_rows(graph: gs.Graph) -> dict[str, str]:
 
 
 def _is_product(node: gs.Node) -> bool:
-    """True of a product that keeps the rows of its first input."""
+    """True for a product that keeps the rows of its first input."""
     if node.op not in ("MatMul", "Gemm") or node.domain or node.attrs.get("transA", 0):
         return False
     rows, weight = node.inputs[:2]
@@ -41,5 +41,5 @@ def _is_product(node: gs.Node) -> bool:
 
 
 def _is_vector(tensor: gs.Tensor) -> bool:
-    """True of a constant that is added to every row."""
+    """True for a constant that is added to every row."""
     return isinstance(tensor, gs.Constant) and len(tensor.shape) <= 1

@@ -3,9 +3,9 @@
     node - x float16 - node                ->    node - x float32 - Cast float16 - Cast float32 - node
     x float16 - Cast float32               ->    x, rounded
 
-A low tensor becomes a float32 tensor of low numbers: rounded, by two Casts, where a node, a graph input or a weight
-gives it. The casts between both types are removed, and all inputs and outputs are float32. Operations then compute in
-float32 from low numbers and round their results, as a GPU does, whose products and operators accumulate in float32.
+A low tensor becomes a float32 tensor of low numbers. Two Casts round it behind the node or graph input that it comes
+from; weights are rounded once. All other casts are removed, and all inputs and outputs are float32. Operations then
+compute in float32 from low numbers and round their results, like a GPU, whose products accumulate in float32.
 
 Needs: graphs after ``lower_precision``. Saves nothing: it measures.
 """
@@ -28,7 +28,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def simulate_precision(graphs: ModelGraphs) -> PassResult:
-    """Make both graphs float32, rounded where they are float16 or bfloat16, in place; ``matched`` counts roundings."""
+    """Make both graphs float32 with the roundings of float16 or bfloat16, in place; ``matched`` counts these."""
     matched = sum(_simulate(graph, name) for graph, name in ((graphs.encoder, "encoder"), (graphs.decoder, "decoder")))
     return PassResult(NAME, matched, "" if matched else "no tensor is float16 or bfloat16")
 

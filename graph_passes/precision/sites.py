@@ -35,7 +35,7 @@ class Site:
     node: gs.Node
     matrix: gs.Constant
     transposed: bool
-    """the constant is [Y, X], as that of an embedding is"""
+    """the constant is [Y, X], as an embedding's is"""
     rows: gs.Tensor | None
     """the rows that are multiplied, X wide, or [R, H, X]; None for an embedding"""
     bias: gs.Constant | None = None
@@ -58,7 +58,7 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, int] | tuple[int, int, int]:
-        """X and Y, after the heads where each has a matrix."""
+        """(X, Y), or (heads, X, Y) if each head has a matrix."""
         return (self.heads, self.X, self.Y) if self.heads else (self.X, self.Y)
 
     @property
@@ -69,7 +69,7 @@ class Site:
 
 
 def blocks_of(X: int, form: str) -> int:
-    """Blocks of X numbers in a form: 1, but for "blocks" where X is a multiple of ``BLOCK``."""
+    """Blocks of X numbers in a form: 1, unless the form is "blocks" and X a multiple of ``BLOCK``."""
     return X // BLOCK if form == "blocks" and X % BLOCK == 0 else 1
 
 
@@ -79,12 +79,12 @@ def sites(graphs: ModelGraphs) -> list[Site]:
 
 
 def named_graphs(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
-    """Both graphs with the names that begin those of their sites."""
+    """Both graphs, each with the first part of its sites' names."""
     return ("encoder", graphs.encoder), ("decoder", graphs.decoder)
 
 
 def sites_of(graph: gs.Graph, name: str, sizes: Sizes, group: int = GROUP) -> list[Site]:
-    """The same of one graph, called ``name``; rows have a multiple of ``group`` numbers."""
+    """The sites of one graph, called ``name``, whose rows have a multiple of ``group`` numbers."""
     found = []
     for node in graph.nodes:
         place = f"{name}.{node.name}"
@@ -120,17 +120,17 @@ def _products_of_heads(node: gs.Node, place: str, graph: gs.Graph) -> Site | Non
         return None
     before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
     after = only_reader(node.outputs[0], graph.outputs)
-    if before is None or after is None or not (_turns_heads(before) and _turns_heads(after)):
+    if before is None or after is None or not (_moves_heads(before) and _moves_heads(after)):
         return None
     return Site(place, node, node.inputs[1], False, before.inputs[0])
 
 
-def _turns_heads(node: gs.Node) -> bool:
+def _moves_heads(node: gs.Node) -> bool:
     return node.op == "Transpose" and list(node.attrs.get("perm", [])) == [1, 0, 2]
 
 
 def _embedding(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
-    """A table of tokens, or of positions as wide as the model; not one of rotations or relative biases."""
+    """A table of tokens, or of positions as wide as the model, but not of rotations or relative biases."""
     if node.op != "Gather" or node.attrs.get("axis", 0) != 0 or isinstance(node.inputs[1], gs.Constant):
         return None
     table = node.inputs[0]
@@ -142,12 +142,12 @@ def _embedding(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
 
 
 def _has_positions(table: gs.Constant, sizes: Sizes) -> bool:
-    """True for a table of positions. A model that rotates has none, but tables of cosines, which stay float32."""
+    """True for a table of positions. A model with RoPE has tables of cosines instead, which stay float32."""
     return bool(table.shape[1] == sizes.D and table.shape[0] >= FEWEST_POSITIONS and not sizes.rotary)
 
 
 def _is_matrix(constant: gs.Tensor, axes: int) -> bool:
-    """True of a constant of finite float32 numbers with this number of axes."""
+    """True for a constant of finite float32 numbers with this number of axes."""
     if not isinstance(constant, gs.Constant) or len(constant.shape) != axes or constant.dtype != np.float32:
         return False
     return bool(np.isfinite(constant.values).all())

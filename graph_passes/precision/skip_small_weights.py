@@ -3,8 +3,9 @@
     SourceAttention(scale), LatentAttention(scale)    ->    the same with weight_threshold
 
 A softmax weight below the threshold counts as 0, so a position below it for all queries is not read for its value. The
-softmax itself is still over all positions, and a query loses less than N times the threshold of its weight. Not exact:
-no variant has it by itself. Needs: SourceAttention or LatentAttention in the decoder. Saves reads, no bytes of cache.
+softmax itself is still over all positions, and a query loses less than N times the threshold of its weight. Not exact,
+so an export does it on request alone. Needs: SourceAttention or LatentAttention in the decoder. Saves reads, no bytes
+of cache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ OPERATORS = ("SourceAttention", "LatentAttention")
 def skip_small_weights(graphs: ModelGraphs, threshold: float) -> PassResult:
     """Give every operator over the source the attribute ``weight_threshold``, 0 < ``threshold`` < 1, in place.
 
-    Raises PassError where the source cache is ``kv-per-beam`` in all layers.
+    Raises PassError if the source cache is ``kv-per-beam`` in all layers.
     """
     nodes = [node for node in graphs.decoder.nodes if node.op in OPERATORS]
     if not nodes:

@@ -4,9 +4,9 @@
     ->  Mul(Q, scale) - MatMul(., K^T) [- Div(., softcap) - Tanh - Mul(., softcap)]
         - Where(mask, ., lowest) or Add(., mask) - Softmax - MatMul(., V)
 
-TensorRT refuses an ``Attention`` whose widths it has no fused kernel for, and fuses this pattern, queries scaled before
-the product, where it has one. Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool or
-added, that broadcasts to [B, H, S, N]. Saves nothing.
+TensorRT refuses an ``Attention`` if it has no fused kernel for its widths. It fuses this pattern, with queries scaled
+before the product, if it has one. Needs: queries [B, H, S, K], keys [B, G, N, K], values [B, G, N, V], and a mask, bool
+or added, that broadcasts to [B, H, S, N]. Saves nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decompose_attention(graphs: ModelGraphs) -> PassResult:
 
 
 def _heads_of(node: gs.Node) -> tuple[int, int]:
-    """Query and key heads of an encoder's attention; 1 and 1, as many of both, where it reads no projections."""
+    """Query and key heads of an encoder's attention; (1, 1), equally many, if it reads no projections."""
     found = []
     for tensor in node.inputs[:2]:
         width, projection = head_width(tensor), projection_behind(tensor)

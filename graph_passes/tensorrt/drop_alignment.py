@@ -1,5 +1,4 @@
-"""Remove the outputs ``alignment_queries`` and ``alignment_keys``, which no engine returns: times of tokens are made on
-the CPU.
+"""Remove the outputs ``alignment_queries`` and ``alignment_keys``: an engine gives no times of tokens.
 
     S - MatMul - Reshape - Transpose -> alignment_keys        ->    removed
     Q - Reshape - Concat - Gather -> alignment_queries        ->    removed

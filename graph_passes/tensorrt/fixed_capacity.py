@@ -1,4 +1,4 @@
-"""Fix the capacity of the generated caches, for which a TensorRT engine is built.
+"""Give the generated caches the fixed capacity that a TensorRT engine is built for.
 
     cache.<l>.key [R, G, T_max, K]      ->    [R, G, capacity, K]
     ancestry [B, M, T]                  ->    [B, M, T_ancestry]

@@ -3,9 +3,9 @@
     tightbeam::SourceAttention(q, k, "", m)    ->    SourceAttention(q, k, m, tensors = "query keys flags -> output")
     functions of the domain                    ->    removed
 
-A plugin is found by the node's name in the default domain. The node has no empty inputs: its attribute ``tensors``
-names those that it has. Another attribute names the inputs that TensorRT has to read on the host, because their value
-is an output's size. ``from_plugin_nodes`` is the way back, so that TensorRT's graphs can run elsewhere.
+A plugin is found by its operator's name in the default domain. The node has no empty inputs: its attribute ``tensors``
+names the inputs that it has. Another attribute names inputs that TensorRT has to read on the host, because they give
+the size of an output. ``from_plugin_nodes`` is the way back, so that TensorRT's graphs can run elsewhere.
 
 Works on ONNX messages, since graphsurgeon cannot represent such a graph. Saves nothing.
 """
@@ -24,7 +24,7 @@ SIZES = "tensorrt_plugin_shape_input_indices"
 
 
 def to_plugin_nodes(model: onnx.ModelProto) -> int:
-    """Make plugin nodes of all operators of ``plugins/``, in place; returns their number."""
+    """Make plugin nodes of all operators of ``plugins/``, in place; return their number."""
     del model.functions[:]
     kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
     del model.opset_import[:]

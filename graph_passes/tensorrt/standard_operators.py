@@ -1,4 +1,4 @@
-"""Give products and embeddings of CPUs back to standard operators, which TensorRT has kernels for.
+"""Turn the CPU's products and embeddings back into standard operators, which TensorRT has kernels for.
 
     x - Linear(W in tiles, b, r)        ->  x - MatMul(W) - Add b - Add r
     tokens - TiledGather(E^T in tiles)  ->  tokens - Gather(E); products of the same tiles: Gemm(E, transB = 1)
@@ -66,7 +66,7 @@ class _Replacement:
         made.inputs[0].outputs = [output]
 
     def _matrix(self, tiles: gs.Constant) -> gs.Constant:
-        """The matrix [X, Y]; the embedding [Y, X] where tokens are looked up in it."""
+        """The matrix [X, Y], or the embedding [Y, X] if tokens are looked up in it."""
         if tiles.name not in self.matrices:
             values: Array = tiles.values
             matrix = untiled(values, self.columns.get(tiles.name) or self._vocabulary(len(values)))
@@ -76,13 +76,13 @@ class _Replacement:
         return self.matrices[tiles.name]
 
     def _vocabulary(self, tiles: int) -> int:
-        """Columns of tiles that a graph looks up alone."""
+        """Columns of tiles that no product reads: the vocabulary that fits, or all that the tiles have room for."""
         fitting = [size for size in self.vocabularies if -(-size // TILE_COLUMNS) == tiles]
         return fitting[0] if fitting else tiles * TILE_COLUMNS
 
 
 def _detached(node: gs.Node) -> gs.Tensor:
-    """The output of a node that gives it no longer."""
+    """The output of a node, taken from it."""
     (output,) = node.outputs
     node.outputs.clear()
     return output

@@ -132,14 +132,14 @@ void Operator::verify(const Input& input, const KnownShape& shape, const std::ve
   for (size_t i = 0; i < input.dimensions.size(); ++i) {
     const int64_t expected = evaluate(input.dimensions[i], sizes);
     if (expected < 0 || shape.sizes[i] < 0 || expected == shape.sizes[i]) continue;
-    std::string where;
+    std::string known;
     for (const Term& term : input.dimensions[i])
       for (int letter : term.letters)
         if (const std::string text = letters[letter] + " = " + std::to_string(sizes[letter]);
-            where.find(text) == std::string::npos)
-          where += (where.empty() ? " with " : ", ") + text;
+            known.find(text) == std::string::npos)
+          known += (known.empty() ? " with " : ", ") + text;
     throw OperatorError{std::string(name) + ": " + input.name + " is " + shape_text(shape.sizes) + ", expected [" +
-                        input.shape + "]" + where};
+                        input.shape + "]" + known};
   }
 }
 

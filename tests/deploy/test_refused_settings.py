@@ -74,7 +74,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"do_sample": True, "min_p": -0.1},
-            f"min_p=-0.1 {CALL} is not a number from 0 to 1; pass a number such as 0.9",
+            f"min_p=-0.1 {CALL} is not a number from 0 to 1; pass a number such as 0.1",
         ),
         ({"do_sample": True, "seed": -1}, f"seed=-1 {CALL} is not an integer of at least 0; pass 0 or more"),
         (

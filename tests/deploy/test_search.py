@@ -25,9 +25,10 @@ from support.options import resolve_options
 from support.searches import search
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
-from tightbeam.deploy.search.bans import Bans, bans_of, forced_candidates
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.processors import processors_of
+from tightbeam.deploy.search.processors.forced_tokens import forced_candidates
 
 VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
@@ -399,14 +400,15 @@ def options_with(**asked: Any) -> GenerationOptions:
 
 
 def test_banned_tokens_of_each_row() -> None:
-    bans = Bans(options_with(bad_words_ids=[[9], [4, 6], [8, 6], [5, 4, 7], [EOS]], min_length=3, suppress_tokens=[11]))
+    words = [[9], [4, 6], [8, 6], [5, 4, 7], [EOS]]
+    bans = processors_of(options_with(bad_words_ids=words, min_length=3, suppress_tokens=[11]), None)
     history = np.array([[[5, 4], [3, 8]], [[4, 5], [3, 3]]])  # [B, M, T]
     rows = [sorted(set(row) - {-1}) for row in bans.banned(history).reshape(4, -1).tolist()]
     assert rows == [[2, 6, 7, 9, 11], [2, 6, 9, 11], [2, 9, 11], [2, 9, 11]]
     longer = np.concatenate([np.full((2, 2, 1), 3), history], axis=2)
     rows = [sorted(set(row) - {-1}) for row in bans.banned(longer).reshape(4, -1).tolist()]
     assert rows == [[6, 7, 9, 11], [6, 9, 11], [9, 11], [9, 11]]
-    assert Bans(options_with()).banned(history).shape == (2, 2, 0)
+    assert processors_of(options_with(), None).banned(history).shape == (2, 2, 0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 12])
@@ -419,11 +421,11 @@ def test_ngrams_of_the_source_are_banned(n: int) -> None:
         reference = EncoderNoRepeatNGramLogitsProcessor(n, torch.from_numpy(source)[None])
         scores = reference(torch.from_numpy(history), torch.zeros(2, VOCABULARY)).numpy()
         expected = [set(np.flatnonzero(row == -np.inf).tolist()) for row in scores]
-        found = bans_of(options, source).banned(history[None])[0]
+        found = processors_of(options, source).banned(history[None])[0]
         assert [set(row) - {-1} for row in found.tolist()] == expected
         seen += sum(map(len, expected))
     assert (seen > 0) == (n < 12)
-    assert bans_of(options, None) is bans_of(options, None)
+    assert processors_of(options, None) is processors_of(options, None)
 
 
 @given(st.integers(1, 6), few_tokens, st.integers(0, 2**32 - 1))
@@ -461,7 +463,7 @@ def test_condition_under_which_a_sample_can_improve(
     options = options_with(
         num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty, max_length=max_length
     )
-    run = BeamSearch(ReferenceStep(tiny_bart("often"), 1, options), 2, NullCallback())
+    run = BeamSearch(ReferenceStep(tiny_bart("often"), 1, options), options, NullCallback())
     run.join(0, options)
     run._refresh()  # as the first step does
     run.scores = np.array([[-16.0, -17.0]], np.float32)

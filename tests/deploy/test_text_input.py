@@ -19,6 +19,8 @@ from support.checkpoints import SENTENCES
 from support.inputs import run_lines
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED
+from tightbeam.deploy.generation.layers import COMMAND_LINE, with_source
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.inputs.lines import LineFormat, _Reader
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.read_ahead import CAPACITY, POLL_S, ReadAhead
@@ -329,6 +331,24 @@ def test_an_error_names_the_source_of_its_setting(
     lines = as_lines({"text": "a town", "num_beams": 4}, {"text": "a town", **own})
     good, bad = run_lines(runner, lines, OBJECTS, max_rows=8, max_new_tokens=3, **{"num_beams": 2, **common})
     assert good.error is None and bad.error is not None and bad.error.startswith(error)
+
+
+def test_settings_are_resolved_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all lines, and once for each line with settings of its own."""
+    resolved: list[Any] = []
+
+    def counting(*given: Any, **how: Any) -> Any:
+        resolved.append(given[1])
+        return resolve_settings(*given, **how)
+
+    monkeypatch.setattr("tightbeam.deploy.model.settings.resolve_settings", counting)
+    settings = with_source({"num_beams": 1, "max_new_tokens": 3}, COMMAND_LINE)
+    plain = list(run_lines(runner, LINES * 2, **settings))
+    assert len(resolved) == 1 and all(result.error is None for result in plain)
+    own = [{}, {"num_beams": 2}, {}, {"length_penalty": 2.0}]
+    lines = as_lines(*({"text": text, **each} for text, each in zip(SENTENCES, own, strict=True)))
+    assert all(result.error is None for result in run_lines(runner, lines, OBJECTS, max_rows=8, **settings))
+    assert len(resolved) == 3
 
 
 def test_a_limit_of_a_line_overrides_that_of_a_config(runner: Runner) -> None:

@@ -62,10 +62,10 @@ def test_the_source_takes_the_place_of_the_tokenizers(ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("defaults", "settings", "message"),
     [
-        (NLLB, {"target_language": "de_Latn"}, "is no language of this model; did you mean deu_Latn"),
-        (NLLB, {"target_language": "x"}, "it has deu_Latn, eng_Latn, fra_Latn"),
+        (NLLB, {"target_language": "de_Latn"}, "is not a language of this model; did you mean deu_Latn"),
+        (NLLB, {"target_language": "x"}, "pass one of deu_Latn, eng_Latn, fra_Latn"),
         (NLLB, {"target_language": 71}, "pass a name such as 'deu_Latn'"),
-        (NLLB, {"source_language": "x"}, "is no language of this model"),
+        (NLLB, {"source_language": "x"}, "is not a language of this model"),
         (NLLB, {"target_language": "deu_Latn", "forced_bos_token_id": 72}, "both name the target"),
         ({**NLLB, "lang_to_id": None}, {"target_language": "deu_Latn"}, "for translators"),
     ],

@@ -16,7 +16,7 @@ from support.checkpoints import WHISPER_GENERATION
 from support.commands import SHORT, caller
 from support.image_checkpoints import images
 from tightbeam.deploy import Runner
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import Fix, InputError, Setting
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.sources import SourceReader, _LineReader
@@ -57,7 +57,7 @@ def test_each_recording_has_its_settings(
     faults = (
         ("lines.jsonl, line 5: num_beams=9 is more than the 8 rows that run together; pass 8 or less"),
         ("lines.jsonl, line 6: truncate cuts texts, not files; leave it out"),
-        ("lines.jsonl, line 7: language=3 is no language code of this model"),
+        ("lines.jsonl, line 7: language=3 (from the line) is not a language code of this model"),
         ("lines.jsonl, line 8: file is int, expected the name of a file; pass it in quotes"),
         ("lines.jsonl, line 9: not a JSON object; expected a line such as"),
         ("lines.jsonl, line 10: return_token_scores=True does not go with prompt_ids; leave one of them out"),
@@ -78,7 +78,7 @@ def test_a_fix_is_given_as_fields_of_the_line() -> None:
 
     class Refusing(SourceReader):
         def open(self, result: InputResult, source: Any) -> Any:
-            raise InputError(f"{source} is too long; pass return_timestamps=False")
+            raise InputError(f"{source} is too long", fix=Fix("pass {}", Setting("return_timestamps", False)))
 
     options: Any = SimpleNamespace(num_beams=1, num_return_sequences=1)
     reader = _LineReader(lambda settings: Refusing(options), {}, 8, True)

@@ -252,7 +252,7 @@ def test_wrong_input_is_refused(bundles: BundleCache) -> None:
         runner.generate_text(["a text"])
     with pytest.raises(InputError, match="the recording holds NaN or infinity"):
         runner.transcribe([np.full(2000, np.nan, np.float32)])
-    with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens, a recording"):
+    with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens, and a"):
         runner.transcribe([values[0]], encoder_no_repeat_ngram_size=2)
     with pytest.raises(GenerationError, match="return_timestamps"):
         runner.transcribe_segments([values[0]])

@@ -297,7 +297,7 @@ def refused(call: Callable[[], object], message: str) -> None:
 
 def test_settings_that_are_refused(bundles: BundleCache, tmp_path: Path) -> None:
     runner = Runner.load(bundles("dedup"), threads=1)
-    refused(lambda: runner.options(trie=7), "trie=7 .* is no trie; pass a file that build-trie has made")
+    refused(lambda: runner.options(trie=7), "trie=7 .* is not a trie; pass a file that build-trie has made")
     refused(lambda: runner.options(trie=str(tmp_path)), "cannot read the trie .*: is a directory")
     small = build_trie([[5]])
     given = {"trie": small, "decoder_input_ids": [2, 6]}

@@ -167,20 +167,32 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"temperature": -1}, "temperature=-1 is no temperature; pass 0, or one for each attempt"),
-        ({"temperature": ()}, r"temperature=\(\) is no temperature"),
-        ({"no_speech_threshold": 0.6}, "no_speech_threshold needs logprob_threshold"),
-        ({"logprob_threshold": "low"}, "logprob_threshold='low' is no number"),
-        ({"compression_ratio_threshold": 2.4}, "compression_ratio_threshold=2.4 does nothing with one temperature"),
-        ({"condition_on_prev_tokens": 1}, "condition_on_prev_tokens=1 is no choice; pass True or False"),
-        ({"prompt_condition_type": "some"}, "prompt_condition_type='some' is no choice"),
+        (
+            {"temperature": -1},
+            "temperature=-1 .* is not 0, a number above 0, or a list of these; pass 0, or one",
+        ),
+        ({"temperature": ()}, r"temperature=\(\) .* is not 0, a number above 0"),
+        ({"no_speech_threshold": 0.6}, "no_speech_threshold=0.6 .* needs logprob_threshold"),
+        ({"logprob_threshold": "low"}, "logprob_threshold='low' .* is not a number"),
+        ({"compression_ratio_threshold": 2.4}, "compression_ratio_threshold=2.4 .* does nothing with one temperature"),
+        (
+            {"condition_on_prev_tokens": 1},
+            "condition_on_prev_tokens=1 .* is neither true nor false; pass True or",
+        ),
+        ({"prompt_condition_type": "some"}, "prompt_condition_type='some' .* is not a choice"),
         ({"prompt_condition_type": "all-segments"}, "does nothing alone; pass condition_on_prev_tokens=True too"),
-        ({"prompt_ids": [107]}, r"prompt_ids=\[107\] is no list of token ids from 0 to 106"),
-        ({"silence_threshold_db": 0}, r"silence_threshold_db=0.0 is not below 0, full scale; pass a level such as"),
-        ({"min_speech_s": 3}, "min_speech_s does nothing without silence_threshold_db"),
-        ({"min_speech_s": -3, "silence_threshold_db": -9}, "min_speech_s=-3.0 is below 0"),
-        ({"seed": 3}, "seed does nothing, since no temperature is above 0"),
-        ({"temperature": 0.5, "seed": -3}, "seed=-3 is no integer from 0 to"),
+        (
+            {"prompt_ids": [107]},
+            r"prompt_ids=\[107\] .* holds 107, which is outside the vocabulary; pass ids from 0",
+        ),
+        (
+            {"silence_threshold_db": 0},
+            "silence_threshold_db=0 .* is not a number below 0, full scale; pass a number",
+        ),
+        ({"min_speech_s": 3}, "min_speech_s=3 .* does nothing without silence_threshold_db"),
+        ({"min_speech_s": -3, "silence_threshold_db": -9}, "min_speech_s=-3 .* is not a number of seconds from 0 on"),
+        ({"seed": 3}, "seed=3 .* does nothing, since no temperature is above 0"),
+        ({"temperature": 0.5, "seed": -3}, "seed=-3 .* is not an integer of at least 0"),
         ({"prompt_ids": list(range(46))}, "prompts of 49 tokens leave none of the model's 48 positions"),
     ],
 )
@@ -313,12 +325,12 @@ def test_a_prompt_is_the_ids_of_transformers(
     [
         (
             {"prompt": "a <|en|> b"},
-            r"prompt='a <\|en\|> b' \(from the call\): a part of it is the special token 47; leave",
+            r"prompt='a <\|en\|> b' \(from the call\) cannot be tokenized: a part of it is the special token 47; leave",
         ),
-        ({"prompt": "  "}, "prompt='  ' .* is no text; pass one word"),
-        ({"prompt": 3}, "prompt=3 .* is no text"),
+        ({"prompt": "  "}, "prompt='  ' .* is not a text; pass one word"),
+        ({"prompt": 3}, "prompt=3 .* is not a text"),
         ({"prompt": "a", "prompt_ids": [52, 3]}, r"prompt='a' .* and prompt_ids=\[52, 3\] are the same; leave one out"),
-        ({"decoder_input_text": "a"}, "decoder_input_text='a' is not supported for speech; leave"),
+        ({"decoder_input_text": "a"}, "decoder_input_text='a' .* is not supported for Whisper; leave"),
     ],
 )
 def test_prompts_that_are_none(

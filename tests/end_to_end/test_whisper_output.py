@@ -78,7 +78,7 @@ def test_settings_of_recordings_from_the_command_line(runner: Runner, talks: lis
     assert [own["tokens"] for own in json.loads(output)["segments"]] == [part.tokens for part in expected]
     assert expected and expected != runner.transcribe_segments([talks[0]])[0]
     _, errors = run(talks[0], "--temperature", "warm", code=1)
-    assert "temperature='warm' is no temperature; pass 0" in errors
+    assert "temperature='warm' (from the command line) is not 0, a number above 0, or a list" in errors
 
 
 def test_subtitles_of_one_recording(runner: Runner, talks: list[str], tmp_path: Path) -> None:

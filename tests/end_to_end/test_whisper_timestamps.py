@@ -17,6 +17,7 @@ from tightbeam.deploy.generation.timestamps import TimestampRules
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.processors.timestamps import apply_timestamp_rules
 from tightbeam.deploy.search.rows import candidates_of_rows
+from tightbeam.deploy.tries.build import build_trie
 from tightbeam.graph_passes import PRESETS
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -105,11 +106,19 @@ def test_candidates_of_rows_are_the_best_of_all() -> None:
     ("changes", "settings", "expected"),
     [
         ({"no_timestamps_token_id": None}, {}, "needs no_timestamps_token_id, which the checkpoint lacks"),
-        ({"no_timestamps_token_id": 106}, {}, "no token follows no_timestamps_token_id=106"),
-        ({}, {"eos_token_id": [45, 44]}, r"with eos_token_id=\[45, 44\], expected one token below the timestamps"),
-        ({}, {"max_initial_timestamp_index": -1}, "max_initial_timestamp_index=-1 is no number of timestamps"),
-        ({}, {"return_timestamps": "word"}, "return_timestamps='word' is no choice; pass True or False"),
-        ({}, {"trie": "t.trie"}, "trie='t.trie' .from the call. does not go with return_timestamps; leave one out"),
+        ({"no_timestamps_token_id": 106}, {}, "needs tokens above no_timestamps_token_id=106, and this model has none"),
+        ({}, {"eos_token_id": [45, 44]}, "needs one eos_token_id below the timestamps, which begin with 56"),
+        ({}, {"max_initial_timestamp_index": -1}, "max_initial_timestamp_index=-1 .* is not an integer of at least 0"),
+        (
+            {},
+            {"return_timestamps": "word"},
+            "return_timestamps='word' .* is neither true nor false; pass True or",
+        ),
+        (
+            {},
+            {"trie": build_trie([[5]])},
+            "trie=<.*> .from the call. does not go with return_timestamps; leave one out",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(

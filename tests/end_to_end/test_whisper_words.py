@@ -266,9 +266,9 @@ def test_what_cannot_have_times_is_refused(bundles: BundleCache, monkeypatch: py
     runner = with_timestamps(bundles, "el")[1]
     with pytest.raises(GenerationError, match="does not go with return_alternatives=2; leave one out"):
         runner.options(**asked, return_alternatives=2)
-    with pytest.raises(GenerationError, match="return_token_timestamps='word' is no choice; pass True or False"):
+    with pytest.raises(GenerationError, match=r"return_token_timestamps='word' .* is neither true nor false"):
         runner.options(return_token_timestamps="word")
-    with pytest.raises(GenerationError, match="alignment_heads is another than the checkpoint's"):
+    with pytest.raises(GenerationError, match=r"alignment_heads=.* is another than the checkpoint's"):
         runner.options(**asked, alignment_heads=[[0, 0]])
     with pytest.raises(GenerationError, match=r"is more than texts; call Runner\.transcribe_segments"):
         runner.transcribe(waves[:1], **asked)

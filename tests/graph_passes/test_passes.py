@@ -289,7 +289,7 @@ def test_attention_of_unknown_form_is_an_error_that_names_the_node(canonical: Mo
     key = gs.Variable("negated")
     graphs.decoder.nodes.append(gs.Node("Neg", inputs=[node.inputs[0]], outputs=[key]))
     node.inputs[0] = key
-    with pytest.raises(PassError, match=r"cross_shared: the query of .* is no MatMul by a weight"):
+    with pytest.raises(PassError, match=r"cross_shared: the query of .* is not a MatMul by a weight"):
         cross_shared(graphs)
     with pytest.raises(PassError, match=r"passes before: tie_embeddings"):
         rewrite(graphs, same_for_all(PRESETS["dedup"], graphs.sizes.L, ""))

@@ -29,7 +29,7 @@ def source_case(name: str, V: int, **sizes: Any) -> Case:
 @pytest.mark.parametrize("name", SOURCE_OPERATORS)
 def test_a_source_is_split_for_a_large_gpu(name: str, multiprocessors: int, dtype: str) -> None:
     case = source_case(name, V=24, B=1, M=2, H=2, G=1, K=16, N=600)
-    case.inputs["mask"][0, 100:400] = False  # so that a split has no position at all
+    case.inputs["mask"][0, 100:400] = False  # so that no position of a split counts
     case = rounded(case, dtype)
     for order in ORDERS:
         launcher = HostLauncher(Gpu(multiprocessors, SHARED_BYTES), order)
@@ -41,7 +41,7 @@ def test_a_source_is_split_for_a_large_gpu(name: str, multiprocessors: int, dtyp
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kilobytes", [48, 24, 18, 1])
 def test_little_shared_memory(dtype: str, kilobytes: int) -> None:
-    """The plans go from two tiles of queries with two steps down to a kernel without tensor cores."""
+    """With less shared memory, plans go from two tiles of queries with two steps down to the SIMT kernel."""
     gpu = Gpu(multiprocessors=1, shared_bytes=kilobytes * 1024)
     cases = {
         "LatentAttention": dict(B=1, M=3, H=8, G=1, K=192, N=50),
@@ -70,7 +70,7 @@ def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessor
 @pytest.mark.parametrize("multiprocessors", [1, 1000])
 @pytest.mark.parametrize("name", ATTENTION_CASES)
 def test_a_query_of_nan_gives_nan(name: str, multiprocessors: int, dtype: str) -> None:
-    """The output is NaN as on the CPU (test_operators.py), whether or not its parts are joined."""
+    """The output is NaN as on the CPU (test_operators.py), with and without splits to combine."""
     case = with_nan_query(rounded(ATTENTION_CASES[name], dtype))
     found = run_on_host(name, case, dtype, gpu=Gpu(multiprocessors, SHARED_BYTES))
     check_result(name, case, dtype, found)
@@ -99,7 +99,7 @@ CACHES = {"BeamAttention": ("key_cache", "value_cache"), "BeamLatentAttention": 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", BEAM_CASES)
 def test_cache_beyond_the_history_is_not_read(name: str, dtype: str) -> None:
-    """The newest position is read before or after another block writes it, so it may not come from the cache at all."""
+    """The newest position may be read before or after another block writes it, so it must not come from the cache."""
     case = rounded(BEAM_CASES[name], dtype)
     dirty = {cache: case.inputs[cache].copy() for cache in CACHES[name]}
     for cache in dirty.values():
@@ -141,7 +141,7 @@ def test_positions_outside_a_window_are_not_read(name: str, dtype: str) -> None:
 
 
 def invalid_inputs(case: Case) -> dict[str, dict[str, Array | None]]:
-    """Name -> inputs in which sample 1, and no other, has a value that leads beyond a tensor."""
+    """Name -> inputs in which only sample 1 has a value that leads beyond a tensor."""
 
     def changed(name: str, index: Any, value: int) -> dict[str, Array | None]:
         array = case.inputs[name].copy()
@@ -168,12 +168,12 @@ def invalid_inputs(case: Case) -> dict[str, dict[str, Array | None]]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("fault", invalid_inputs(BEAM_CASES["BeamAttention"]))
+@pytest.mark.parametrize("invalid", invalid_inputs(BEAM_CASES["BeamAttention"]))
 @pytest.mark.parametrize("name", BEAM_CASES)
-def test_invalid_values_are_isolated_in_their_sample(name: str, fault: str, dtype: str) -> None:
+def test_invalid_values_are_isolated_in_their_sample(name: str, invalid: str, dtype: str) -> None:
     case = rounded(BEAM_CASES[name], dtype)
-    inputs = invalid_inputs(case)[fault]
-    mended = {"lengths": inputs["lengths"]} if fault.startswith("distance") else {}
+    inputs = invalid_inputs(case)[invalid]
+    mended = {"lengths": inputs["lengths"]} if invalid.startswith("distance") else {}
     good = run_on_host(name, with_inputs(case, **mended), dtype, order=ORDERS[0])
     bad = run_on_host(name, with_inputs(case, **inputs), dtype, order=ORDERS[1])
     assert np.isnan(bad["output"].reshape(3, -1)[1].astype(np.float32)).all()

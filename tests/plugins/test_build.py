@@ -1,4 +1,4 @@
-"""The native libraries' build: what it makes, what it fetches, and that an install without its tools still succeeds."""
+"""The build of the native libraries: its products, the headers it fetches, and installs without a compiler."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def configure(build: Path, *definitions: str) -> None:
 
 
 def configure_error(build: Path, *definitions: str, **environment: str) -> str:
-    """The error that configuring ends with, in one line."""
+    """The error of a configuration that fails, in one line."""
     command = ["cmake", "-S", PLUGINS, "-B", build, *definitions]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode != 0
     return " ".join(done.stderr.split())
 
 
-# ---- where the libraries are ----
+# ---- paths of the libraries ----
 
 
-def test_library_can_be_named_or_turned_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_library_can_be_named_or_disabled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "some.so"
     path.touch()
     monkeypatch.setenv("TIGHTBEAM_LIBRARY", str(path))
@@ -71,7 +71,7 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
 @needs_cmake
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set elsewhere")
 def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
-    """A weak symbol of an AVX-512 object could be the copy that the linker keeps for every processor."""
+    """The linker could keep a weak symbol of an AVX-512 object as the copy for every processor."""
     configure(tmp_path)
     for level in ("v3", "v4", "v3_vnni", "v4_vnni"):
         target = f"tightbeam_kernels_{level}"
@@ -85,11 +85,11 @@ def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
         assert [name for kind, name in symbols if kind in "uvwVW"] == []
 
 
-# ---- CUDA, which is built where it is asked for ----
+# ---- CUDA, which is built on request ----
 
 
 @needs_cmake
-def test_nvcc_is_left_alone(tmp_path: Path) -> None:
+def test_nvcc_is_not_called(tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text('#!/bin/sh\ntouch "$0.called"\nexit 1\n')
     nvcc.chmod(0o755)
@@ -115,8 +115,8 @@ def test_cuda_library_without_what_it_needs_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capability", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
 def test_cuda_library_has_code_for(capability: int) -> None:
-    """Machine code serves later GPUs of its own major number; PTX, which only a name without "-real" adds, all later
-    ones."""
+    """Machine code runs on later GPUs of the same major number. PTX, which a name without "-real" adds, runs on all
+    later GPUs."""
     text = (PLUGINS / "CMakeLists.txt").read_text(encoding="utf-8")
     matched = re.search(r"TIGHTBEAM_CUDA_ARCHITECTURES ([^\"]+) CACHE", text)
     assert matched is not None

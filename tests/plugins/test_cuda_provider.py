@@ -1,5 +1,6 @@
-"""ONNX Runtime's CUDA provider takes our graphs and operators, and a step of ours can be captured: tested on a machine
-without a GPU, over libraries in which kernels do nothing. `make cuda-provider`, minutes.
+"""Our graphs and operators in ONNX Runtime's CUDA provider, and the capture of a step, without a GPU.
+
+Stand-ins for CUDA's libraries take the kernels and run nothing. `make cuda-provider` takes minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LIBRARY = BUILD / "library" / "libtightbeam_cuda.so"
 PROVIDER = BUILD / "python" / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SIZES = {"Cast", "Concat", "Div", "Gather", "Mul", "Range", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
-"""Nodes that may run on the CPU: arithmetic on sizes."""
+"""Operators that may run on the CPU: arithmetic on sizes."""
 ON_HOST = {"candidates", "no_repeat_ngram_size", "normalize", "repetition_penalty"}
 OURS = {"BeamAttention", "BeamLatentAttention", "LatentAttention", "SourceAttention"}
 

@@ -1,6 +1,6 @@
 """The CUDA library in ONNX Runtime's CUDA provider, on a real GPU: `make cuda`, then `pytest -m gpu`.
 
-The cases and the definitions are those of the CPU kernels and of the host shim.
+The CPU kernels and the host shim have the same cases and definitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def library() -> Any:
 
 
 def run(name: str, case: Case, library: Any) -> dict[str, Array]:
-    """Outputs by name, as float32. The node must run on the GPU: there is no other provider to fall back to."""
+    """Outputs by name, as float32. The session has no other provider, so the node must run on the GPU."""
     model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     session = session_of(model, library, [PROVIDER])
     assert session.get_providers()[0] == PROVIDER
@@ -47,7 +47,7 @@ def test_float32(name: str, case: Case, library: Any) -> None:
 
 @pytest.mark.parametrize(("name", "case"), [entry for entry in CASES if entry[0] != "BeamTopK"])
 def test_float16(name: str, case: Case, library: Any) -> None:
-    """At most twice as far from the truth about the rounded inputs as numpy in float16 is."""
+    """The error for the rounded inputs is at most twice that of numpy in float16."""
     rounded = {t: a.astype(np.float16) if t in case.floats else a for t, a in case.inputs.items()}
     case = Case(case.name, rounded, case.attributes, case.floats)
     exact, naive = GPU_MODULES[name].exact(case), GPU_MODULES[name].exact(case, np.float16)

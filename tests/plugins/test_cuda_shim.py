@@ -1,4 +1,4 @@
-"""The host shim of CUDA itself: it runs right kernels in any order of threads, and finds the errors of wrong ones."""
+"""The host shim of CUDA: it runs correct kernels in any order of threads, and finds errors of wrong kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def probe(host: HostKernels, name: str, order: int) -> Array:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["reverse", "copy_and_wait"])
-def test_shim_runs_a_right_kernel_in_any_order(host: HostKernels, name: str, order: int) -> None:
+def test_shim_runs_a_correct_kernel_in_any_order(host: HostKernels, name: str, order: int) -> None:
     np.testing.assert_array_equal(probe(host, name, order), np.arange(256)[::-1])
 
 
@@ -53,7 +53,7 @@ def test_shim_shows_a_missing_barrier_as_a_wrong_result(host: HostKernels, name:
         ("unaligned_load", "load_16: not aligned to 16 bytes"),
     ],
 )
-def test_shim_reports_a_faulty_kernel(host: HostKernels, name: str, message: str, order: int) -> None:
+def test_shim_reports_an_invalid_kernel(host: HostKernels, name: str, message: str, order: int) -> None:
     with pytest.raises(RuntimeError, match=message):
         probe(host, name, order)
 

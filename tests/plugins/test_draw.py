@@ -1,4 +1,4 @@
-"""The native draw from whole rows of scores against its definition in float64."""
+"""The native sampling from full rows of scores, against its definition in float64."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tightbeam.plugins.draw import native_draw
 draw = native_draw()
 pytestmark = pytest.mark.skipif(draw is None, reason="the native library was not built")
 ROUNDING = 1e-5
-"""Of the sum of exponentials in float32, as a share of it."""
+"""Relative error of a sum of exponentials in float32."""
 
 
 def shares(scores: np.ndarray, temperature: float) -> np.ndarray:
-    """The ends [vocabulary] of the tokens' parts of the numbers from 0 to 1."""
+    """The ends [vocabulary] of the tokens' parts of the range 0 to 1."""
     weights = np.exp((scores.astype(np.float64) - scores.max()) / temperature)
     ends: np.ndarray = weights.cumsum()
     return ends / ends[-1]
@@ -43,15 +43,15 @@ def test_token_has_the_number(vocabulary: int, temperature: float) -> None:
 
 
 def test_equal_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens without the library, but where a number falls within rounding of two tokens' border."""
+    """The tokens are the same without the library, unless a number is within rounding of the border of two tokens."""
     generator = np.random.default_rng(0)
     scores = (3 * generator.standard_normal(3000)).astype(np.float32)
     numbers = generator.random(2000)
     sampling = Sampling(top_k=0, temperature=0.8)
     ours = [draws.drawn_from_row(scores, sampling, number) for number in numbers]
     monkeypatch.setattr(draws, "native_draw", lambda: None)
-    plain = [draws.drawn_from_row(scores, sampling, number) for number in numbers]
-    assert np.mean(np.array(ours) != np.array(plain)) < 0.002
+    without_library = [draws.drawn_from_row(scores, sampling, number) for number in numbers]
+    assert np.mean(np.array(ours) != np.array(without_library)) < 0.002
     assert len(Counter(ours)) > 200
 
 

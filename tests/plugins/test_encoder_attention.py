@@ -1,4 +1,4 @@
-"""EncoderAttention beyond its cases: random sizes, every instruction set, and padding that changes no bit."""
+"""EncoderAttention with random sizes, on every instruction set, and with padding, which must not change any bit."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ for case in MODULES["{NAME}"].cases():
 
 @needs_library
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_sample_is_the_same_bits_in_any_company(biased: bool) -> None:
-    """Alone without padding, and padded at the end among longer samples; the padding may hold NaN."""
+def test_a_sample_gives_the_same_bits_in_any_batch(biased: bool) -> None:
+    """The sample is alone without padding, or padded at the end beside longer samples. The padding may hold NaN."""
     lengths = [70, 1, 600, 33, 130]
     case = MODULES[NAME].random_case(1, B=5, N=600, H=2, K=20, V=24, lengths=lengths, biased=biased)
     for name in ("query", "key", "value"):
@@ -77,7 +77,7 @@ def test_a_sample_is_the_same_bits_in_any_company(biased: bool) -> None:
 
 
 @needs_library
-def test_nan_goes_on_to_the_outputs_that_see_it() -> None:
+def test_nan_reaches_the_outputs_that_depend_on_it() -> None:
     case = MODULES[NAME].random_case(2, B=2, N=40, H=2, K=8, masked=False)
     case.inputs["query"][0, 3, 0] = np.nan
     case.inputs["key"][1, 39, 8] = np.nan
@@ -87,8 +87,8 @@ def test_nan_goes_on_to_the_outputs_that_see_it() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_width_of_the_output_is_inferred_as_unknown_where_that_of_the_values_is() -> None:
-    """ONNX's own Attention infers 0 there, which a product behind it contradicts."""
+def test_width_of_the_output_is_unknown_if_the_width_of_the_values_is() -> None:
+    """ONNX's own Attention infers 0, which a following product contradicts."""
     graph = gs.Graph(opset=24)
     states, mask = gs.Variable("states", np.float32, ["B", "N", 6]), gs.Variable("mask", bool, ["B", "N"])
     shape = gs.Variable("shape", np.int64, [3])

@@ -1,7 +1,7 @@
-"""The CUDA kernels on a real GPU, compiled by NVRTC and launched by CUDA's driver as a plan says: `pytest -m gpu`.
+"""The CUDA kernels on a real GPU, compiled by NVRTC and launched by CUDA's driver from a plan: `pytest -m gpu`.
 
-Neither TensorRT nor ONNX Runtime is needed, and no fixture of conftest.py: `--noconftest` leaves torch out too. The
-checks are those of the host shim, but for the order in which threads run.
+The tests need neither TensorRT, ONNX Runtime nor a fixture of conftest.py, so that `--noconftest` can leave torch out.
+The host shim runs the same checks, but for the order of threads.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_ngram_block_in_place(launcher: CudaLauncher, dtype: str) -> None:
 def test_a_source_is_split(launcher: CudaLauncher, name: str, dtype: str) -> None:
     sizes = {"V": 24} if name == "SourceAttention" else {}
     case = rounded(GPU_MODULES[name].random_case(0, B=1, M=2, H=2, G=1, K=16, N=600, **sizes), dtype)
-    case.inputs["mask"][0, 100:400] = False  # so that a split has no position at all
+    case.inputs["mask"][0, 100:400] = False  # so that no position of a split counts
     check_result(name, case, dtype, run(launcher, name, case, dtype))
 
 

@@ -27,7 +27,7 @@ SEARCH = [index for index, (name, _) in enumerate(CASES) if name in ("NGramBlock
 MOST = {"NGramBlock": 3000, "BeamTopK": 9000}
 PRODUCTS = 100_000
 SMALL_GPU = Gpu(multiprocessors=1, shared_bytes=GPU.shared_bytes)
-"""A GPU for which a source has the fewest splits."""
+"""A GPU on which a source has the fewest splits."""
 
 
 class NoLauncher:
@@ -42,7 +42,7 @@ class NoLauncher:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", ATTENTION, ids=[IDS[index] for index in ATTENTION])
 def test_attention_cases(index: int, dtype: str) -> None:
-    """Each case in two orders of threads; together they go through all of them."""
+    """Each case runs in two orders of threads; together, the cases go through all orders."""
     name, case = CASES[index]
     case = rounded(case, dtype)
     first = index + list(FLOATS).index(dtype)
@@ -54,7 +54,7 @@ def test_attention_cases(index: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", SEARCH, ids=[IDS[index] for index in SEARCH])
 def test_search_cases(index: int, dtype: str) -> None:
-    """Each case in all orders of threads, with scalars of the host and of the device, copied and in place."""
+    """Each case runs in all orders of threads, with scalars on the host and on the device, copied and in place."""
     name, case = CASES[index]
     case = rounded(case, dtype)
     for in_place in (False, True)[: 2 if name == "NGramBlock" else 1]:

@@ -1,4 +1,4 @@
-"""Launch plans: which kernels a GPU is given, and how many of its multiprocessors they keep busy."""
+"""Launch plans: the kernels for a GPU, and how busy they keep its multiprocessors."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_no_tensor_core_kernel_below_8_0(name: str, dtype: str) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """An attention over BART-large's source, as its plan sees it."""
+    """The work of an attention over BART-large's source, as its plan counts it."""
 
-    blocks: int  # of a sample and split
+    blocks: int  # blocks of a sample and split
     slots: int  # blocks that an H200 runs at once
-    overhead: int  # positions that have as many bytes as what a block's split writes and the join reads
-    unit: int  # of a split's positions
+    overhead: int  # positions with as many bytes as a block's split writes and is read again
+    unit: int  # a split's positions are a multiple of it
 
     def time(self, batch: int, splits: int) -> int:
-        """Waves times what a block of the last one takes, in positions."""
+        """Number of waves times the time of a block, in positions."""
         positions = -(-N // splits // self.unit) * self.unit
         waves = -(-batch * self.blocks * splits // self.slots)
         return waves * (positions + (self.overhead if splits > 1 else 0))
@@ -85,7 +85,7 @@ def planned_splits(name: str, batch: int) -> int:
 
 @pytest.mark.parametrize("name", WORK)
 def test_splits_keep_a_gpu_busy_at_every_batch(name: str) -> None:
-    """Never slower by the model of a wave than as many splits as fit one wave, of 128 positions and more."""
+    """By the model of waves, the plan is never slower than one wave of splits with at least 128 positions."""
     work, gains = WORK[name], {}
     for batch in range(1, 401):
         blocks = batch * work.blocks
@@ -93,4 +93,4 @@ def test_splits_keep_a_gpu_busy_at_every_batch(name: str) -> None:
         before, now = work.time(batch, one_wave), work.time(batch, planned_splits(name, batch))
         assert now <= before, batch
         gains[batch] = before / now
-    assert gains[1] > 1.3  # where waves are many, what splits write and read again outweighs a fuller last one
+    assert gains[1] > 1.3  # with many waves, the traffic of splits outweighs a fuller last wave

@@ -1,4 +1,4 @@
-"""One library, several versions of ONNX Runtime: it runs in the oldest version and in later ones."""
+"""The CPU library in several versions of ONNX Runtime: the oldest that it supports, and later ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSIONS = {
     "1.24.1": ["numpy"],  # shapes of nodes with optional inputs are not inferred before 1.25
     "1.27.0": ["numpy"],
 }
-"""Version -> what else it needs. The version that is installed is what every other test runs in."""
+"""Version -> other packages that it needs. Every other test runs in the installed version."""
 TOO_OLD = "1.17.3"
 OPSET = 17
 
@@ -40,7 +40,7 @@ with open(folder + "/names") as names:
 
 
 def environment_with(version: str, others: list[str], folder: Path) -> Path:
-    """The Python of a new environment that has this version of ONNX Runtime."""
+    """The Python interpreter of a new environment with this version of ONNX Runtime."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", f"onnxruntime=={version}", *others], check=True)

@@ -1,4 +1,4 @@
-"""The CPU library in ONNX Runtime: the kernel that runs for a node, and types that a kernel does not have."""
+"""The CPU library in ONNX Runtime: the kernel that runs for a node, and types without a kernel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
 
 @pytest.mark.parametrize("version", [1, VERSION])
 def test_kernel_replaces_a_function_of_its_own_version_only(version: int) -> None:
-    """The function body of this model is wrong, so that its result differs from the kernel's."""
+    """The function body of this model is wrong on purpose, so that its result differs from the kernel's."""
     text = f"""
       <ir_version: {IR_VERSION}, opset_import: ["": 17, "{DOMAIN}": {version}]>
       g (float[R, voc] scores, int64[R, T] history, int32[R] lengths, int64 n) => (float[R, voc] blocked) {{
@@ -90,7 +90,7 @@ def test_an_unloadable_library_is_reported(
 
 
 def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelProto:
-    """The operator on inputs rounded to ``kind``, and its result rounded so: run in that type, or outside of it."""
+    """The operator with inputs and outputs rounded to ``kind``. It runs in that type if ``inside``, else in float32."""
     model = model_of(name, case.inputs, case.attributes, outputs_of(name, case), with_function=False)
     graph, (node,) = model.graph, list(model.graph.node)
     of_float_type = {tensor.name for tensor in OPERATORS[name].tensors if tensor.type == FLOAT}

@@ -1,4 +1,4 @@
-"""Bad input to the CPU kernels: an error that names operator and tensor, no crash, and no partial output."""
+"""Invalid inputs of the CPU kernels: an error names operator and tensor, without a crash or a partial output."""
 
 from __future__ import annotations
 
@@ -235,8 +235,8 @@ def test_a_softcap_is_a_finite_number(name: str, softcap: float) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_each_size_of_each_input_is_checked(name: str) -> None:
-    """One dimension of one input one larger, or empty: refused by name, or of no matter to the rest (a width that only
-    this input has)."""
+    """One dimension of one input is larger by one, or empty. The call is refused, unless only this input has the
+    dimension."""
     free = {("NGramBlock", "scores", 1), ("NGramBlock", "history", 1), ("SourceAttention", "value", 3)}
     free |= {("BeamTopK", "logits", 1), ("BeamTopK", "banned", 1), ("BeamTopK", "history", 1)}
     free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
@@ -309,23 +309,23 @@ def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
     case.inputs["lengths"][1] = 99
     session = session_of(model_of(name, case.inputs, case.attributes, outputs_of(name, case)), LIBRARY)
     binding = session.io_binding()
-    kept = {}
+    caches = {}
     for tensor, array in case.inputs.items():
         value = ort.OrtValue.ortvalue_from_numpy(array)
         binding.bind_ortvalue_input(tensor, value)
         if tensor.endswith("cache"):
             binding.bind_ortvalue_output(f"{tensor}_out", value)
-            kept[tensor] = (value, array.copy())
+            caches[tensor] = (value, array.copy())
     binding.bind_output("output", "cpu")
     with pytest.raises(Exception, match=name):
         session.run_with_iobinding(binding)
-    for value, before in kept.values():
+    for value, before in caches.values():
         np.testing.assert_array_equal(value.numpy(), before)
 
 
 @pytest.mark.parametrize("name", OVER_SOURCE)
 def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
-    """Zeros with lse -inf: in a merge of attention states such a sample has no weight."""
+    """Its output is zeros and its lse -inf, so that it has no weight when attention states are merged."""
     case = full_case(name)
     case.inputs["mask"][1] = False
     found = run(name, case, LIBRARY)
@@ -335,8 +335,8 @@ def test_a_fully_masked_sample_gives_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
 @pytest.mark.parametrize("spoiled", ["query", "key", "value"])
-def test_what_is_not_finite_stays_in_its_own_outputs(name: str, spoiled: str) -> None:
-    """A query's output, or those of the sample whose cached row has scale NaN; never another's."""
+def test_nan_and_infinity_stay_in_their_own_outputs(name: str, spoiled: str) -> None:
+    """Only the query's output is NaN, or the outputs of the sample whose cached row has the scale NaN."""
     case = full_case(name)
     if spoiled == "query":
         case.inputs["query"][1] = np.inf

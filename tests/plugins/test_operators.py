@@ -1,4 +1,4 @@
-"""Each operator against its definition in float64: as its function, and as the kernel of our CPU library."""
+"""Each operator's function and CPU kernel against its definition in float64."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SOURCE = {
     "spread": st.sampled_from([1.0, 10.0]),
     "seed": SEEDS,
 }
-"""Sizes of attention over a source; ``shared``: heads that share a key head."""
+"""Sizes of attention over a source; ``shared`` heads share a key head."""
 
 
 @pytest.mark.parametrize("library", WAYS)
@@ -117,8 +117,8 @@ def test_quantized_latent_attention(library: Path | None, seed: int, G: int, sha
 
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
 @pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
-def test_a_sample_over_bytes_does_not_depend_on_its_company(name: str) -> None:
-    """The same bits alone, among others, and behind any amount of padding."""
+def test_a_sample_over_bytes_gives_the_same_bits_in_any_batch(name: str) -> None:
+    """The sample is alone or beside others, and has any amount of padding."""
     sizes = {"B": 3, "M": 4, "H": 4, "G": 2, "K": 20, "N": 50, **({"V": 20} if "Source" in name else {})}
     case = MODULES[name].random_case(1, **sizes)
     rows = {"query": 4}
@@ -140,7 +140,7 @@ def test_a_sample_over_bytes_does_not_depend_on_its_company(name: str) -> None:
 @pytest.mark.parametrize("name", ["QuantizedSourceAttention", "QuantizedLatentAttention"])
 @pytest.mark.parametrize("threshold", [0.02, 0.9])
 def test_small_weights_over_bytes_are_left_out(name: str, threshold: float) -> None:
-    """At most so much weight as the threshold allows is lost; the log-sum-exp stays that of all positions."""
+    """The output loses at most as much weight as the threshold allows; the log-sum-exp is still over all positions."""
     sizes = {"B": 2, "M": 3, "H": 4, "G": 4, "K": 24, "N": 60, **({"V": 24} if "Source" in name else {})}
     case = MODULES[name].random_case(3, **sizes, spread=3.0)
     whole = run(name, case, LIBRARY)
@@ -253,7 +253,7 @@ def test_prefix_attention_merges_into_one_softmax(library: Path | None) -> None:
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["SourceAttention", "LatentAttention"])
 def test_an_empty_prefix_has_no_weight(name: str, library: Path | None) -> None:
-    """The prompt of one token, all of which is fed: its rows go on as if there were no prefix."""
+    """A prompt of one token has no position in the source: its rows give the same as without a prefix."""
     sizes = {"V": 8} if name == "SourceAttention" else {}
     source = MODULES[name].random_case(1, B=2, M=3, H=4, G=2, K=8, N=11, **sizes)
     source.inputs["mask"][1] = False
@@ -359,7 +359,7 @@ def test_linear(library: Path | None, seed: int, **sizes: Any) -> None:
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
-def test_rows_of_linear_do_not_depend_on_their_company() -> None:
+def test_rows_of_linear_give_the_same_bits_in_any_batch() -> None:
     """A row's products are the same bits alone, among few rows and among many."""
     case = MODULES["Linear"].random_case(2, R=300, X=600, Y=150, added=True)
 
@@ -373,7 +373,7 @@ def test_rows_of_linear_do_not_depend_on_their_company() -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-def test_quantized_rows_do_not_depend_on_their_company(library: Path | None) -> None:
+def test_quantized_rows_give_the_same_bits_in_any_batch(library: Path | None) -> None:
     """A row's integers and products are the same bits alone, among few rows and among many."""
     quantize, matmul = MODULES["QuantizeRows"], MODULES["QuantizedMatMul"]
     rows = quantize.random_case(1, R=300, X=64, spread=3.0)

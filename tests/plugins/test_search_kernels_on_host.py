@@ -68,7 +68,7 @@ def test_beam_top_k_of_many_candidates(C: int) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("reverse", [False, True], ids=["rising", "falling"])
 def test_beam_top_k_of_sorted_logits(dtype: str, reverse: bool) -> None:
-    """A few threads have all of a row's best tokens."""
+    """All of a row's best tokens belong to a few threads."""
     case = beam_top_k.random_case(4, B=1, M=2, vocabulary=9000, C=100, T=2, normalize=False)
     case.inputs["logits"][:] = np.arange(9000, dtype=np.float32)[:: -1 if reverse else 1] / 64
     case = rounded(case, dtype)
@@ -79,7 +79,7 @@ def test_beam_top_k_of_sorted_logits(dtype: str, reverse: bool) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
-    """Seven threads have all 16 of their tokens above the best token of the eighth: the largest number that fits."""
+    """All 16 tokens of seven threads are above the best token of the eighth: no more fit into the list of keys."""
     case = beam_top_k.random_case(9, B=1, M=1, vocabulary=4096, C=8, T=2, normalize=False, levels=4)
     numbers = 16 // FLOATS[dtype].itemsize
     thread = np.arange(4096) // numbers % 256
@@ -92,7 +92,7 @@ def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_beam_top_k_over_a_trie_breaks_ties_by_beam_and_token(dtype: str, penalty: float) -> None:
-    """Children with equal scores, and the lowest tokens where a sample has fewer than C children: node 11 has none."""
+    """Children have equal scores. The lowest tokens follow if a sample has fewer than C children; node 11 has none."""
     sizes = {"B": 3, "M": 2, "vocabulary": 9001, "C": 40, "T": 50, "P": 3, "n": 1, "levels": 2}
     case = beam_top_k.random_case(1, **sizes, normalize=False, penalty=penalty, nodes=[1, 9, 9, 11, 0, 8])
     few = case.inputs["trie_offsets"][9:11]
@@ -109,7 +109,7 @@ def test_beam_top_k_over_a_trie_breaks_ties_by_beam_and_token(dtype: str, penalt
 def test_ngram_block_with_a_token_outside_the_vocabulary(bad: int, in_place: bool, n: int) -> None:
     case = ngram_block.random_case(5, R=3, T=300, vocabulary=12, n=n, lengths=[280, 300, 5])
     case.inputs["history"][0, 279] = bad
-    case.inputs["history"][2, 5:] = bad  # does not count
+    case.inputs["history"][2, 5:] = bad  # beyond the length, so it does not count
     found = run_ngram_block(case, in_place)
     expected = ngram_block.exact(
         Case("", {name: array[1:] if array.ndim else array for name, array in case.inputs.items()})
@@ -140,10 +140,10 @@ INVALID: dict[str, tuple[str, Any, Any]] = {
     "NaN beam score": ("beam_scores", (1, 1), np.nan),
     "beam score of inf": ("beam_scores", (1, 0), np.inf),
 }
-"""Input, index in it, and the value that makes the second of three samples invalid."""
+"""Name -> input, index in it, and the value that makes the second of three samples invalid."""
 
 
-NO_TRIES: dict[str, tuple[str, int, int]] = {
+INVALID_TRIES: dict[str, tuple[str, int, int]] = {
     "negative node": ("trie_nodes", 2, -1),
     "node beyond the trie": ("trie_nodes", 3, 10**6),
     "largest node": ("trie_nodes", 3, 2**31 - 1),
@@ -154,15 +154,15 @@ NO_TRIES: dict[str, tuple[str, int, int]] = {
     "huge token": ("trie_tokens", -1, 10**9),
     "tokens that descend": ("trie_tokens", -4, 18),
 }
-"""The same for its rows' nodes, which are 9, and for the edges of that node."""
+"""The same for the nodes of its rows, which are at node 9, and for the edges of that node."""
 
 
-@pytest.mark.parametrize("fault", NO_TRIES)
+@pytest.mark.parametrize("invalid", INVALID_TRIES)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, fault: str) -> None:
+def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, invalid: str) -> None:
     sizes = {"B": 3, "M": 2, "vocabulary": 70, "C": 4, "T": 6, "P": 2, "penalty": 1.2}
     good, bad = (beam_top_k.random_case(7, **sizes, nodes=[1, 2, 9, 9, 0, 3]) for _ in range(2))
-    name, index, value = NO_TRIES[fault]
+    name, index, value = INVALID_TRIES[invalid]
     assert bad.inputs[name][index] != value
     bad.inputs[name][index] = value
     expected, found = (run_top_k(rounded(case, dtype), dtype) for case in (good, bad))
@@ -173,14 +173,14 @@ def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, fault: str
 
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "log"])
-@pytest.mark.parametrize("fault", INVALID)
+@pytest.mark.parametrize("invalid", INVALID)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_beam_top_k_isolates_an_invalid_sample(dtype: str, fault: str, normalize: bool) -> None:
+def test_beam_top_k_isolates_an_invalid_sample(dtype: str, invalid: str, normalize: bool) -> None:
     good, bad = (
         beam_top_k.random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, P=2, n=2, penalty=1.2, ids=20, normalize=normalize)
         for _ in range(2)
     )
-    name, index, value = INVALID[fault]
+    name, index, value = INVALID[invalid]
     bad.inputs[name][index] = value
     expected = run_top_k(rounded(good, dtype), dtype)
     for order in ORDERS:

@@ -1,4 +1,4 @@
-"""Kernels of an engine that are compiled before it runs: which they are, and how they are found again."""
+"""Kernels that are compiled before an engine runs: how they are found, and how they are loaded again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def letters(name: str, case: Case) -> dict[str, int]:
 
 
 def profiled(name: str, case: Case, float_type: str) -> tuple[ProfiledCall, Any]:
-    """A call whose B, M and N have the ranges of ``CHOOSING``, and a function from sizes to its shapes."""
+    """A call whose B, M and N have the ranges of ``CHOOSING``, and a function that maps sizes to its shapes."""
     node = Node.of(name, node_of(name, case), case.attributes)
     own = letters(name, case)
 
@@ -77,7 +77,7 @@ def test_no_run_starts_a_kernel_that_was_not_found(name: str, capability: str) -
 
 
 def test_sizes_of_an_engine_choose_kernels() -> None:
-    """More queries than one tile of tensor cores takes are another kernel, and splits are joined by one more."""
+    """More queries than a tile has need another kernel, and splits need one more to combine them."""
     case = GPU_MODULES["SourceAttention"].cases()[0]
     call, _ = profiled("SourceAttention", case, "float16")
     names = [kernel for _, kernel in kernels_of([call], "80")]
@@ -91,7 +91,7 @@ def test_sizes_of_an_engine_choose_kernels() -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """The kernels that NVRTC compiled, which a stand-in does; there is no cache on disk."""
+    """The kernels that a stand-in for NVRTC compiled, without a cache on disk."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda.bindings is not here", exc_type=ImportError)
     asked: list[str] = []
 
@@ -138,7 +138,7 @@ def test_a_carried_kernel_that_does_not_fit_is_compiled(
 
 
 def test_a_carried_kernel_that_the_driver_refuses_is_compiled(compiled: list[str], tmp_path: Path) -> None:
-    """It may be of a later CUDA than the driver."""
+    """A later CUDA than the driver's may have compiled it."""
     carry_kernels([write_carried(tmp_path, OPERATOR, NAME, "80")])
     launcher = object.__new__(CudaLauncher)
     launcher.capability, launcher._functions = "80", {}
@@ -155,7 +155,7 @@ def test_a_carried_kernel_that_the_driver_refuses_is_compiled(compiled: list[str
 
 
 def test_the_largest_shapes_of_groups_of_beams() -> None:
-    """There are as many groups as rows, or beams as a sample has, but not both."""
+    """A batch has many groups of few beams, or few groups of many beams."""
     most = {"logits": (32, 101), "beam_scores": (32, 4), "lengths": (32,), "scores": (32, 9)}
     found = list(largest_shapes(OPERATORS["BeamTopK"], most))
     expected = [(32, 1), (16, 2), (10, 3), (8, 4)]

@@ -1,4 +1,4 @@
-"""The kernels through NVRTC, and the compiled ones on disk. Needs no GPU."""
+"""The compilation of kernels by NVRTC, and compiled kernels on disk. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that NVRTC compiled; a stand-in for it returns no real code."""
+    """The names that a stand-in for NVRTC compiled; it returns no real code."""
     asked: list[str] = []
 
     def note(nvrtc: Any, headers: Path, operator: str, name: str, capability: str) -> CompiledKernel:
@@ -41,7 +41,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def operators_of(name: str) -> list[str]:
-    """The folders whose kernels have one of this name."""
+    """Folders of the operators that have a kernel of this name."""
     if "combine_splits" in name:
         return ["source_attention", "latent_attention"]
     kernel = name.removeprefix("tightbeam::device::")
@@ -49,7 +49,7 @@ def operators_of(name: str) -> list[str]:
 
 
 def all_kernels() -> list[tuple[str, str]]:
-    """Operator and name of every kernel that any call of an operator starts."""
+    """Operator and name of every kernel that a call of an operator can launch."""
     names = [*kernels("search").names, *kernels("attention").names]
     return [(operator, name) for name in names for operator in operators_of(name)]
 

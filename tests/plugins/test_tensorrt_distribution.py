@@ -1,4 +1,4 @@
-"""The installed TensorRT, the GPUs that it builds for, and the errors where something is missing. Needs no GPU."""
+"""The installed TensorRT, the GPUs for which it builds, and errors for missing packages. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -160,10 +160,10 @@ def module(**contents: Any) -> ModuleType:
 
 
 def test_tensorrt_is_preferred_to_tensorrt_rtx(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = module(Builder=object, __version__="10.9")
-    only(monkeypatch, tensorrt=plain, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
+    tensorrt = module(Builder=object, __version__="10.9")
+    only(monkeypatch, tensorrt=tensorrt, tensorrt_rtx_bindings=module(Builder=object), tensorrt_rtx_libs=module())
     found = load_tensorrt()
-    assert (found.trt, found.distribution, found.version, found.is_rtx) == (plain, "tensorrt", "10.9", False)
+    assert (found.trt, found.distribution, found.version, found.is_rtx) == (tensorrt, "tensorrt", "10.9", False)
 
 
 def test_without_tensorrt(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

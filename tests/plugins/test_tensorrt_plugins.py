@@ -1,4 +1,4 @@
-"""The TensorRT plugins without a GPU: TensorRT's callbacks, and calls of the kernels on the host shim of CUDA."""
+"""The TensorRT plugins without a GPU: TensorRT's callbacks, and kernels that run on the host shim of CUDA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDS = [f"{name}-{case.name}" for name, case in CASES]
 
 @pytest.fixture(scope="module", autouse=True)
 def tensorrt() -> TensorRT:
-    """The installed TensorRT; the tests are skipped where there is none."""
+    """The installed TensorRT. Without one, the tests are skipped."""
     if not any(importlib.util.find_spec(module) for module in ("tensorrt", "tensorrt_rtx_bindings")):
         pytest.skip("neither tensorrt nor tensorrt_rtx is here")
     return register_plugins()
@@ -164,7 +164,7 @@ def first_and_fullest(name: str) -> list[Case]:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", GPU_MODULES)
 def test_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
-    """TensorRT finds the plugin and its output shapes and types, and keeps all attributes of the node."""
+    """TensorRT finds the plugin and its output shapes and types, and stores all attributes of the node."""
     if not tensorrt.is_rtx:
         pytest.skip("tensorrt builds no engine without a GPU")
     for case in first_and_fullest(name):
@@ -331,7 +331,7 @@ BLOCKED = {"blocked": (2, 30)}
 def plan_of(
     name: str, inputs: dict[str, Any], outputs: dict[str, Any], attributes: dict[str, float] | None = None
 ) -> Plan:
-    """The plan of a call; a tensor is a shape, or a shape at an address."""
+    """The plan of a call. A tensor is given as a shape, or as a shape at an address."""
     placed = (
         {tensor: at if isinstance(at, TensorAt) else TensorAt(at, 4096) for tensor, at in tensors.items()}
         for tensors in (inputs, outputs)
@@ -448,7 +448,7 @@ def test_invalid_tensor_names_are_refused(tensorrt: TensorRT, tensors: str) -> N
 
 
 def test_former_names_of_tensors_are_read(tensorrt: TensorRT) -> None:
-    """An engine that was built before prior_output was called prefix_output."""
+    """Engines of earlier versions call prefix_output prior_output."""
     inputs = "projected key_cache value_cache ancestry lengths prior_output prior_lse"
     tensors = f"{inputs} -> output key_cache_out value_cache_out"
     made = make_plugin("BeamAttention", tensors, {"scale": 1.0})

@@ -1,4 +1,4 @@
-"""An engine file loaded by TensorRT: results and errors of a stand-in for it, and TensorRT-RTX without a GPU."""
+"""Engine files loaded by TensorRT: results and errors with a stand-in, and TensorRT-RTX without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = Any
 
 
 class Trt(ModuleType):
-    """The part of the module that loads and runs an engine."""
+    """The part of TensorRT's module that loads and runs an engine."""
 
     __version__ = "1.7"
 
@@ -165,7 +165,7 @@ def test_messages_of_tensorrt(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_installed_tensorrt_rtx(tmp_path: Path) -> None:
-    """Settings for CUDA graphs and exact float32, and a file that is no engine; the rest needs a GPU."""
+    """Settings for CUDA graphs and exact float32, and the error for a file that is not an engine. More needs a GPU."""
     pytest.importorskip("tensorrt_rtx_bindings")
     found = register_plugins()
     if not found.is_rtx:

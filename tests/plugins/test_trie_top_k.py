@@ -1,4 +1,4 @@
-"""BeamTopK over a trie: its function and its CPU kernel against the definition, and errors for what is no trie."""
+"""BeamTopK over a trie: its function and its CPU kernel against the definition, and errors for invalid tries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_random_tries(library: Path | None, seed: int, C: int, extra: int, nodes
 
 @pytest.mark.parametrize("library", WAYS)
 def test_tokens_without_a_score_fill_up_in_order(library: Path | None) -> None:
-    """The lowest tokens follow those that the trie has, as they do where a row is banned."""
+    """The lowest tokens follow the node's children, as they do in a row whose tokens are banned."""
     case = with_trie(random_case(3, B=1, M=1, vocabulary=12, C=6, T=2), [7])  # children 0 and 7
     found, expected = run("BeamTopK", case, library), exact(case)
     np.testing.assert_array_equal(found["tokens"], expected["tokens"])
@@ -72,7 +72,7 @@ def spoiled(name: str, index: int, value: int) -> Case:
         ("trie_tokens", 19, 20, r"BeamTopK: trie_tokens of node 1 .* have a token outside the vocabulary"),
     ],
 )
-def test_what_is_no_trie_is_reported(name: str, index: int, value: int, message: str) -> None:
+def test_an_invalid_trie_is_reported(name: str, index: int, value: int, message: str) -> None:
     with pytest.raises(Exception, match=message):
         run("BeamTopK", spoiled(name, index, value), LIBRARY)
 

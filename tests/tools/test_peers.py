@@ -279,7 +279,7 @@ def test_half_a_line_of_a_killed_run_is_overwritten(tmp_path: Path) -> None:
     assert [results.rounds(Cell(group, REFERENCE)) for group in results.groups()] == [1, 1]
     assert (tmp_path / "r").read_bytes().startswith(whole + b"{")
     (tmp_path / "r").write_bytes(b"{}\n" + whole)
-    with pytest.raises(PeerError, match=r"r, line 1 is no record \([^\n]+\); delete the line$"):
+    with pytest.raises(PeerError, match=r"r, line 1 is not a record \([^\n]+\); delete the line$"):
         Results(tmp_path / "r")
 
 

@@ -181,4 +181,4 @@ def test_a_seed_is_checked(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, DEMO, "--output", tmp_path / "out", "--seed", seed)
-    assert f"--seed {seed} is no seed; expected 0 to " in capsys.readouterr().err.splitlines()[-1]
+    assert f"--seed {seed} is out of range; expected 0 to " in capsys.readouterr().err.splitlines()[-1]

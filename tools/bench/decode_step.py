@@ -92,7 +92,7 @@ def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> B
 
 
 def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
-    """A line that says that all variants agree on one batch; SystemExit where they differ."""
+    """Compare the tokens of all variants on one batch, and say so in a line. Raises SystemExit if they differ."""
     found: dict[str, list[list[int]]] = {}
     for variant, bundle in bundles.items():
         if bundle.manifest.parity is None:

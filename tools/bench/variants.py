@@ -80,7 +80,7 @@ def main(
 def _measure(
     engines: dict[str, OnnxRuntimeCpu], bundles: dict[str, Bundle], run: RunSize, rounds: int
 ) -> list[dict[str, Any]]:
-    """Times of every variant; the floor is that of `dedup`, whose products with weights all variants have."""
+    """Times of every variant, and the floor of `dedup`, whose products with weights all variants have."""
     encoders: dict[str, Callable[[], None]] = {}
     steps: dict[str, Callable[[], None]] = {}
     for variant, engine in engines.items():

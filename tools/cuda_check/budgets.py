@@ -70,7 +70,7 @@ BUDGETS: dict[str, Budget] = {
         3_900, 128, 94_288, "tiles of one row's history, a few, and what begins and ends them"
     ),
     "beam_latent_attention_tensor_core_kernel<__half, 1, 64, false>": Budget(
-        3_500, 120, 83_920, "the same, where shared memory has room for fewer rows"
+        3_500, 120, 83_920, "the same, with room for fewer rows in shared memory"
     ),
     "beam_latent_attention_tensor_core_kernel<__half, 1, 64, true>": Budget(
         3_500, 128, 83_920, "the same, whose keys are rotated on their way to the product"
@@ -97,7 +97,7 @@ BUDGETS: dict[str, Budget] = {
         1_800, 128, 94_288, "a tile of states, both products of it"
     ),
     "latent_attention_tensor_core_kernel<__half, 2, 1, 64, false>": Budget(
-        2_100, 128, 101_264, "the same, where shared memory has room for fewer rows"
+        2_100, 128, 101_264, "the same, with room for fewer rows in shared memory"
     ),
     "latent_attention_tensor_core_kernel<__half, 2, 1, 64, true>": Budget(
         2_500, 128, 101_264, "the same with rotated keys"

@@ -25,7 +25,7 @@ REGISTERS = re.compile(r"EIATTR_REGCOUNT.*?\.word\s+index@\((.*?)\).*?\.word\s+(
 SECTION = re.compile(r"^\s*\.section\s+\.(?:text\.)?(\S+?),")
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+\{?\s*(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 SPILLS = ("LDL", "STL")
-"""Loads and stores of a thread's local memory, where registers go that do not fit."""
+"""Loads and stores of a thread's local memory, which holds the registers that do not fit."""
 BYTE_LOAD = re.compile(r"LDS\b.*\.[US]8\b")
 
 

@@ -335,13 +335,13 @@ def stream(seed: int, *, held_out: bool = False) -> Iterator[Report]:
 
 
 def is_held_out(facts: dict[str, str]) -> bool:
-    """True where this combination of town, number and person is held out of training."""
+    """True if this combination of town, number and person is held out of training."""
     combination = f"{facts['where']}|{facts['how many']}|{facts['who']}"
     return zlib.crc32(combination.encode()) % HELD_OUT_SHARE == 0
 
 
 def facts_right(headline: str, report: Report) -> bool:
-    """True where a headline has the right where, how many and what, and no name, number or date of another event.
+    """True if a headline has the right where, how many and what, and no name, number or date of another event.
 
     Wording is not judged. A fact that is mentioned at all must be mentioned in full.
     """

@@ -110,10 +110,8 @@ def _keywords(record: str) -> str:
     module, _, name = record.rpartition(".")
     rows = []
     for setting in settings_of(getattr(importlib.import_module(module), name)):
-        kind = inspect.formatannotation(setting.type).replace("os.PathLike", "PathLike")
-        rows.append(
-            (_code(setting.name), _escaped(setting.meaning), _code(kind).replace("|", "\\|"), _value(setting.default))
-        )
+        kind = inspect.formatannotation(setting.type).replace("os.PathLike[str]", "path").replace(" | ", " or ")
+        rows.append((_code(setting.name), _escaped(setting.meaning), kind, _value(setting.default)))
     return _table(("keyword", "meaning", "type", "default"), rows)
 
 
@@ -156,7 +154,7 @@ TABLES: Mapping[str, Callable[[str], str]] = {
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown, or nothing where there are no rows."""
+    """A table in Markdown; empty if there are no rows."""
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     columns = list(head)
     return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]) if lines else ""

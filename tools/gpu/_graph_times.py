@@ -172,7 +172,7 @@ class OnGpu:
         return Times.of(seconds, "graph")
 
     def _is_asynchronous(self, call: Call) -> bool:
-        """True where the calls can be captured: a call that waits for the GPU cannot, and a failed capture may spoil
+        """True if the calls can be captured: a call that waits for the GPU cannot, and a failed capture may spoil
         later calls.
         """
         torch.cuda.set_sync_debug_mode("error")

@@ -15,7 +15,7 @@ __all__ = ["Section", "markdown", "read_sections", "write_report", "write_sectio
 
 @dataclass(frozen=True)
 class Section:
-    """``outcome``: passed, failed, "timed out", skipped or stopped; ``reason``: why, where it did not pass.
+    """``outcome``: passed, failed, "timed out", skipped or stopped; ``reason``: why it did not pass.
     ``started``: in UTC."""
 
     name: str

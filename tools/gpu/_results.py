@@ -70,7 +70,7 @@ def nothing_found() -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Read a file of results; empty where nothing was written. Raises ValueError for any other content."""
+    """Read a file of results; empty if nothing was written. Raises ValueError for any other content."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

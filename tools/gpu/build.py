@@ -43,7 +43,7 @@ def main(
 
 
 def _install(results: Results) -> None:
-    """Install as `make cuda` does, for this GPU alone, without warnings as errors; without build isolation where
+    """Install as `make cuda` does, for this GPU alone, without warnings as errors; without build isolation if
     scikit-build-core is installed, which needs no network.
     """
     import torch

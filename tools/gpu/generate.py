@@ -174,7 +174,7 @@ def main(
 
 
 def _tried(reasons: list[str], read: Callable[[], Found]) -> Found | None:
-    """The result of ``read``; None where it raises, with the reason appended to ``reasons``."""
+    """The result of ``read``; None if it raises, with the reason appended to ``reasons``."""
     try:
         return read()
     except ValueError as error:
@@ -183,7 +183,7 @@ def _tried(reasons: list[str], read: Callable[[], Found]) -> Found | None:
 
 
 def read_rates(path: Path, precision: str) -> Machine:
-    """Rates from the results of `rates.py`. Raises ValueError where they are missing."""
+    """Rates from the results of `rates.py`. Raises ValueError if they are missing."""
     figures = read_results(path)["figures"]
     try:
         return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
@@ -229,7 +229,7 @@ def predict_all(
 
 
 def check_all(results: Results, run: Callable[[Sequence[str]], Ended], variants: Sequence[str]) -> list[Notes]:
-    """The checks of all variants: from one process, and where that ends on a variant, from another for those behind.
+    """The checks of all variants: from one process, and if that ends on a variant, from another for the next ones.
     ``run``: a process for some variants."""
     checks: list[Notes] = []
     left = list(variants)
@@ -257,7 +257,7 @@ def report_checks(results: Results, checks: Sequence[Notes], variants: Iterable[
         if one is not None and one["said"].startswith(EQUAL):
             right.append(variant)
         else:
-            results.note(f"{variant} is not timed: its tokens are not those of transformers, or were not compared.")
+            results.note(f"{variant} is not timed: its tokens differ from transformers', or were not compared.")
     return right
 
 
@@ -280,7 +280,7 @@ class Cases:
         self._figures = dict(known)
 
     def measure(self, side: str, batch: int) -> bool:
-        """Measure one case; False where it could not be measured."""
+        """Measure one case; False if it could not be measured."""
         name = f"{side}, {batch}"
         known = self._known.get(name)
         ended = self._run(side, batch) if known is None else Ended(known["how"], found=known)
@@ -314,7 +314,7 @@ class Cases:
 
     def _share_as_peer(self, side: str, batch: int) -> float | None:
         """Share of tokens that equal those of transformers for the same samples, at its largest measured batch up to
-        this one; None where its tokens are on another machine.
+        this one; None if its tokens are on another machine.
         """
         peers = [case.batch for case in self.measured if case.side == PEER and case.batch <= batch]
         there = [file for peer in sorted(peers) if (file := self._tokens(PEER, peer)).exists()]

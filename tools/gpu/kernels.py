@@ -121,7 +121,7 @@ def works(place: Place) -> Iterator[tuple[Work, Work]]:
 @dataclass(frozen=True)
 class Found:
     """Error of a result and its bound: the root mean square, and the largest one, which reveals a few wrong numbers
-    among millions. Infinite where the result has other infinities or NaN.
+    among millions. Infinite if the result has other infinities or NaN.
     """
 
     error: float
@@ -137,7 +137,7 @@ class Found:
 def compare(found: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> Found:
     """Compare the finite numbers. ``naive``: the obvious computation in the precision of ``found``.
 
-    Raises RuntimeError where the obvious way itself is not near the exact numbers.
+    Raises RuntimeError if the obvious way itself is not near the exact numbers.
     """
     finite = exact.isfinite()
     truth = exact[finite]
@@ -292,7 +292,7 @@ class Section:
             self.results.note(f"{name}: {share:.0f} % of the roofline misses the target of {target} %.")
 
     def _time_peer(self, work: Work, call: Peer, sets: list[Tensors], rounds: int) -> Times:
-        """Times of a peer. Raises RuntimeError where its result is wrong."""
+        """Times of a peer. Raises RuntimeError if its result is wrong."""
         naive = next(iter(work.peers().values()))
         inputs = work.inputs(2)
         if call is not naive:
@@ -313,7 +313,7 @@ class Section:
         nbytes: int = 0,
         flops: int = 0,
     ) -> None:
-        """Add a row, without a floor where the peer does different work."""
+        """Add a row, without a floor if the peer does different work."""
         seconds = times.median_s
         predicted = f"{work.predicted[0]} to {work.predicted[1]}" if what == "ours" else ""
         rates = ("", "", "", "")

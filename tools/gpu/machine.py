@@ -53,7 +53,7 @@ def main(
 
 
 def _output_of(*command: str) -> str | None:
-    """Output of a command; None where it is missing or fails."""
+    """Output of a command; None if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -128,7 +128,7 @@ def main(
                 results.row("Memory", columns, (what, "failed", "", ""))
                 results.note(f"{what}: {type(error).__name__}: {error}")
                 continue
-            # What stays near the multiprocessors is no rate of the memory.
+            # A rate of what stays near the multiprocessors is not one of the memory.
             if count * 2 > 4 * place.l2_bytes:
                 best[kind] = max(best.get(kind, 0.0), rate)
             results.row("Memory", columns, (what, f"{rate / 1e12:.3f} TB/s", *_printed(times)))

@@ -75,7 +75,7 @@ def run_tool(results: Results, sanitizer: str, tool: str) -> str:
 
 
 def read_output(printed: str) -> tuple[int, str, str]:
-    """Passed cases; errors, or "-" where there is no summary; and the last line."""
+    """Passed cases; errors, or "-" if there is no summary; and the last line."""
     sums = SUMS.findall(printed)
     lines = [line.strip("= ") for line in printed.splitlines() if line.startswith("=========") and line.strip("= ")]
     cases = sum(int(count) for count in PASSED.findall(printed)[-1:])
@@ -83,7 +83,7 @@ def read_output(printed: str) -> tuple[int, str, str]:
 
 
 def error_of(code: int | None, cases: int, errors: str) -> str:
-    """The error of a run, or an empty string. ``code``: None where the process had to be killed."""
+    """The error of a run, or an empty string. ``code``: None if the process had to be killed."""
     if errors not in ("-", "0") or code == FOUND_ERRORS:
         return f"{errors} errors"
     if code is None:

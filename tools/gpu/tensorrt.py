@@ -94,7 +94,7 @@ def try_engine(results: Results, bundle: Path, precision: str) -> None:
 
 
 def _python(code: str, *arguments: str) -> tuple[bool, str]:
-    """Run a program: True where it ended well, and its output, with the last line of its errors where it did not."""
+    """Run a program: True if it ended well, and its output, with the last line of its errors if it did not."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=SECONDS

@@ -7,7 +7,7 @@
 The folder of inputs is described in ``tools/real_check/inputs.py``; without ``--inputs`` it is the one beside the
 checkpoint, ``llama-inputs`` for ``llama`` and for ``llama-strong``. Tokens of float32 must be those of
 ``model.generate``: greedy, with beams, sampled by the same draws; of a Whisper also segments, timestamps and times of
-tokens of whole recordings. Other engines run the same weights where they are installed: ``python -m tools.bench.peers
+tokens of whole recordings. Other engines run the same weights if they are installed: ``python -m tools.bench.peers
 install --only ctranslate2 --only llama.cpp``.
 """
 

@@ -58,11 +58,11 @@ class Quality:
     Attributes
     ----------
     word_errors : dict of str to float
-        Word error rates by name of a setting; empty where no outputs are expected.
+        Word error rates by name of a setting; empty if no outputs are expected.
     perplexity : float or None
-        None where nothing was scored.
+        None if nothing was scored.
     languages : int or None
-        Windows whose language the model found by itself; None where it chooses none.
+        Windows whose language the model found by itself; None if it chooses none.
     """
 
     word_errors: dict[str, float]
@@ -77,7 +77,7 @@ class Result:
     Attributes
     ----------
     error : str
-        Why it could not be exported or run; "" where it could.
+        Why it could not be exported or run; "" if it could.
     refused : bool
         A guard refused the form, as it has to.
     seconds : float
@@ -106,7 +106,7 @@ class Report:
     Attributes
     ----------
     error : str
-        Why it could not be tried at all; "" where it could.
+        Why it could not be tried at all; "" if it could.
     rows, parameters : int
         Lines or windows, and numbers of the model.
     torch : Quality or None
@@ -145,7 +145,7 @@ class Report:
         return [*said, *(f"{self.name}: {speed.error}" for speed in ours if speed.error)]
 
     def speed_of(self, form: Form) -> Speed | None:
-        """What was measured of a form; None where nothing was."""
+        """What was measured of a form; None if nothing was."""
         wanted = OURS, form.variant, form.precision_label
         speeds = self.speeds.values()
         return next((each for each in speeds if (each.program, each.variant, each.precision) == wanted), None)

@@ -31,7 +31,7 @@ class Form:
     precision : str
         "fp32", "fp16" or "int8".
     cache_precision : str or None
-        "int8", or None for that of ``precision``.
+        "int8"; None for the precision of the products.
     """
 
     variant: str
@@ -51,12 +51,12 @@ class Form:
 
     @property
     def is_timed(self) -> bool:
-        """True where its speed is measured."""
+        """True if its speed is measured."""
         return self.precision != "fp16" or self.variant == DEFAULT
 
     @property
     def is_exact(self) -> bool:
-        """True where the tokens have to be torch's."""
+        """True if the tokens have to be torch's."""
         return self.precision == "fp32" and self.cache_precision is None
 
 
@@ -67,13 +67,13 @@ class Export:
     Attributes
     ----------
     bundle : Bundle or None
-        None where the export failed.
+        None if the export failed.
     error : str
-        Why it failed; "" where it did not.
+        Why it failed; "" if it did not.
     refused : bool
         A guard refused the form, as it has to.
     seconds : float
-        Time of the export, its comparison with torch included. The trace is in that of the first one.
+        Time of the export, with its comparison with torch. The first export's has the trace, too.
     """
 
     form: Form

@@ -21,7 +21,7 @@ FORM = f"expected {LINES}, or recordings NAME.wav with NAME.txt"
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording, its transcription, and the code of its language, such as "en"; "" where no file names it."""
+    """A recording, its transcription, and the code of its language, such as "en"; "" if no file names it."""
 
     path: Path
     text: str
@@ -38,7 +38,7 @@ class RealInputs:
     lines : tuple of str
         Texts or prompts; empty for a speech model.
     references : tuple of str
-        The expected output of each line; empty where none are known.
+        The expected output of each line; empty if none are known.
     text : str
         Running text; "" without any.
     recordings : tuple of Recording

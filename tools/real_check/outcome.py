@@ -24,7 +24,7 @@ class Part:
     start_s, end_s : float
     tokens : list of int
     times_s : list of float
-        The end of each token; empty where the checkpoint has no alignment heads.
+        The end of each token; empty if the checkpoint has no alignment heads.
     """
 
     start_s: float

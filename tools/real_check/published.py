@@ -24,12 +24,12 @@ LOCK = Path(__file__).with_name("published.lock.json")
 
 
 def listed() -> dict[str, str | None]:
-    """The ids of the list, and the commit of each where one was written there by hand."""
+    """The ids of the list, and the commit of each, if one was written there by hand."""
     return {entry["id"]: entry["revision"] for entry in json.loads(LIST.read_text("utf-8"))}
 
 
 def fetched(hub_id: str, revision: str | None) -> str:
-    """Fetch a checkpoint at its pinned commit, which is written down where it was not known.
+    """Fetch a checkpoint at its pinned commit, which is written down if it was unknown.
 
     Returns
     -------

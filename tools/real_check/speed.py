@@ -36,7 +36,7 @@ CONVERTED = ("bart", "llama", "marian")
 LINES_ALONE = 8
 BATCH = 8
 NEUTRAL: dict[str, Any] = {"min_new_tokens": 0, "no_repeat_ngram_size": 0, "length_penalty": 1.0}
-"""Settings that other engines are told by number, where the checkpoint sets none."""
+"""Settings that other engines are told by number, if the checkpoint sets none."""
 READ = ("forced_bos_token_id", "forced_eos_token_id", *NEUTRAL)
 
 
@@ -55,7 +55,7 @@ class Engine:
     folder : Path
         The model.
     made_by : str
-        The kind that converts the checkpoint into ``folder``; "" where it exists.
+        The kind that converts the checkpoint into ``folder``; "" if it exists.
     jobs : tuple of str
         What it can do.
     """
@@ -91,11 +91,11 @@ class Speed:
     equal, compared : dict of str to int
         By job: sequences that are transformers' in the same run, and all.
     usage : Usage or None
-        Memory after the last round; None where there is no ``/proc``.
+        Memory after the last round; None if there is no ``/proc``.
     word_errors : float or None
         Word error rate of all rows with beams.
     error : str
-        Why the engine could not run; "" where it could.
+        Why the engine could not run; "" if it could.
     """
 
     program: str

@@ -61,9 +61,9 @@ class Task:
     rows : sequence
         Token ids of each line; of a speech model features float32 [mels, frames] of each recording of a window.
     references : sequence of str
-        The expected output of each row; empty where none are known.
+        The expected output of each row; empty if none are known.
     languages : sequence of str
-        The language of each row's recording, "" where it is not known; empty for text.
+        The language of each row's recording, "" if it is not known; empty for text.
     settings : dict
         Settings of ``model.generate`` that every run has.
     windows : sequence of float32 [n]
@@ -73,7 +73,7 @@ class Task:
     waves_said : sequence of str
         Their transcriptions.
     scored : Scored or None
-        None where there is nothing to measure a perplexity on.
+        None if there is nothing to measure a perplexity on.
     """
 
     checkpoint: Checkpoint
@@ -88,7 +88,7 @@ class Task:
 
     @property
     def is_speech(self) -> bool:
-        """True where the rows are features."""
+        """True if the rows are features."""
         return self.checkpoint.family.is_speech
 
     @property
@@ -110,7 +110,7 @@ class Task:
 
     @property
     def decoder_only(self) -> bool:
-        """True where the rows are prompts."""
+        """True if the rows are prompts."""
         return self.checkpoint.sizes.decoder_only
 
 
@@ -205,7 +205,7 @@ def _speech(checkpoint: Checkpoint, inputs: RealInputs) -> Task:
 
 
 def _transcriptions(checkpoint: Checkpoint, rows: Rows, recordings: Sequence[Recording]) -> Scored | None:
-    """The transcriptions as forced tokens; None without a tokenizer, and where a language is not known."""
+    """The transcriptions as forced tokens; None without a tokenizer, or if a language is unknown."""
     generation = checkpoint.generation_config
     languages = generation.get("lang_to_id") or {}
     tokens = [languages.get(f"<|{recording.language}|>") for recording in recordings]

@@ -38,7 +38,7 @@ def by_torch(task: Task) -> Outcome:
 
 
 def is_tie(task: Task, name: str, index: int, sequence: list[int]) -> bool:
-    """True where torch, in float64 and without other rows, generates this sequence: rounding alone decides there."""
+    """True if torch, in float64 and without other rows, generates this sequence: rounding alone decides there."""
     model = task.checkpoint.model
     try:
         model.double()
@@ -68,7 +68,7 @@ def _samples(task: Task, rows: Rows) -> Samples:
 
 
 def _segments(task: Task, wave: Array) -> list[Part]:
-    """The segments of a recording by transformers' long-form generation, with times of tokens where it has any."""
+    """The segments of a recording by transformers' long-form generation, with times of tokens if it has any."""
     checkpoint = task.checkpoint
     extractor = transformers.AutoFeatureExtractor.from_pretrained(checkpoint.path, local_files_only=True)
     how = {"truncation": False, "padding": "longest"} if len(wave) > extractor.n_samples else {}

@@ -117,7 +117,7 @@ def main(
     parameter: Annotated[list[str], typer.Option(help="Setting of model.generate as NAME=VALUE; repeatable.")] = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = 8,
 ) -> None:
-    """Send each line of FILE to MODEL, and print a line for each, empty where it failed."""
+    """Send each line of FILE to MODEL, and print a line for each, empty if it failed."""
     parameters = dict(map(read_parameter, parameter))
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()

@@ -32,7 +32,7 @@ def run(name: str, steps: int, make: Callable[[int, int, Path, Path], None]) -> 
     steps : int
         Default of `--steps`.
     make : callable
-        Gets the steps, the seed, and two empty folders: that of the checkpoint and that of its inputs.
+        Gets the steps, the seed, and two empty folders, for the checkpoint and for its inputs.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m tools.zoo.{name}", description=f"Train the zoo's {name} from nothing and measure it."

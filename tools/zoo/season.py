@@ -137,7 +137,7 @@ def main() -> None:
     if arguments.output.exists():
         parser.error(f"--output {arguments.output} exists; expected a new folder; remove it, or name another one")
     if not 0 <= arguments.seed < MOST_SEEDS:
-        parser.error(f"--seed {arguments.seed} is no seed; expected 0 to {MOST_SEEDS - 1}; pass another one")
+        parser.error(f"--seed {arguments.seed} is out of range; expected 0 to {MOST_SEEDS - 1}; pass another one")
     torch.set_num_threads(1)
     try:
         said = season_checkpoint(arguments.checkpoint, arguments.output, arguments.level, arguments.seed)

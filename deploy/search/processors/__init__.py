@@ -76,7 +76,8 @@ class Processors:
         self._before_trie = [entry for entry in entries[:trie] if isinstance(entry, Ban)]
         self._behind_trie = [entry for entry in entries[trie:] if isinstance(entry, Ban)]
         self._of_rows = [entry for entry in entries if isinstance(entry, RowProcessor)]
-        self._arrays: dict[tuple[tuple[int, ...], ...], Ints] = {}
+        self._at: dict[int, Ints] = {}  # by length, what is banned after any row
+        self._arrays: dict[tuple[int, ...], Ints] = {}  # these arrays, each once
         self._only: dict[int, tuple[int, ...]] = {}
         self.reads_rows, self.forces = bool(self._of_rows), bool(self._from_forcing)
 
@@ -96,10 +97,10 @@ class Processors:
 
     def _banned_at(self, length: int) -> Ints:
         """The tokens int64 [P] that must not follow any ``length`` tokens."""
-        parts = tuple(ban.at(length) for ban in self._bans)
-        if parts not in self._arrays:
-            self._arrays[parts] = np.array(sorted({token for part in parts for token in part}), np.int64)
-        return self._arrays[parts]
+        if length not in self._at:
+            tokens = tuple(sorted({token for ban in self._bans for token in ban.at(length)}))
+            self._at[length] = self._arrays.setdefault(tokens, np.array(tokens, np.int64))
+        return self._at[length]
 
     def forced(self, length: int) -> tuple[int, ...]:
         """Return the only tokens that may follow ``length`` tokens, ascending; empty if nothing is forced there."""
@@ -130,17 +131,7 @@ class Processors:
         return _not_banned(self._before_trie, tokens, row), _not_banned(self._behind_trie, tokens, row)
 
     def process(self, scores: Floats, row: Ints, beginning: int) -> Floats:
-        """Return the scores of a row's next token after the processors that read rows.
-
-        Parameters
-        ----------
-        scores : float32 [vocabulary]
-            The scores after all other processors; not to be written to.
-        row : int64 [T]
-            The row's tokens.
-        beginning : int
-            Tokens of the row that are not new.
-        """
+        """Return the scores of a row's next token after all `RowProcessor.process`, whose parameters these are."""
         for processor in self._of_rows:
             scores = processor.process(scores, row, beginning)
         return scores

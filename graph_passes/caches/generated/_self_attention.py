@@ -63,7 +63,7 @@ class SelfAttentionCaches:
     def projected(self, block: AttentionBlock) -> gs.Tensor:
         """The new token's queries, keys and values side by side, [R, H K + G (K + V)].
 
-        With two-stream self-attention the queries are those of both streams, 2 H K.
+        With two-stream self-attention there are queries of both streams, 2 H K.
         """
         sizes = self.graphs.sizes
         widths = [sizes.H * sizes.K, sizes.G * sizes.K, sizes.G * sizes.V]
@@ -87,7 +87,7 @@ class SelfAttentionCaches:
     ) -> tuple[gs.Tensor, gs.Tensor]:
         """The new token's queries [R, H X] and row [R, width] as an operator takes them.
 
-        With two-stream self-attention the queries are those of both streams, [R, 2 H X].
+        With two-stream self-attention there are queries of both streams, [R, 2 H X].
         """
         return (query, row) if self.streams is None else self.streams.newest(block, query, X, row, width)
 
@@ -102,7 +102,7 @@ class SelfAttentionCaches:
         before_rotation: bool = False,
         last: Sequence[gs.Tensor] = (),
     ) -> gs.Tensor:
-        """Append a layer's operator, with its distance bias and its prefix where it has them.
+        """Append a layer's operator, with its distance bias and its prefix, if it has them.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class SelfAttentionCaches:
         form
             Form of the output, and of the prefix (``prefix.py``).
         before_rotation
-            The operator rotates queries and keys, where the layer has rotary positions.
+            The operator rotates queries and keys itself, if the layer has rotary positions.
         last
             Inputs after the optional ones that all such operators share.
 
@@ -171,16 +171,16 @@ class SelfAttentionCaches:
         return prefix + self.key_bias.by_distance(self.history[0])
 
     def _rotation(self, layer: int, block: AttentionBlock) -> list[gs.Tensor]:
-        """Cosines, sines and first positions for a layer; missing where no layer of the model is rotated."""
+        """Cosines, sines and first positions for a layer; missing if no layer of the model is rotated."""
         tables = self.tables.of(block, layer)
         if not tables:
             return [MISSING] * 3
         return [*tables, graph_input(self.graphs.decoder, "first_positions", np.int32, ["B"])]
 
     def _read_elsewhere(self, past: gs.Tensor) -> None:
-        """Make what still reads the sizes of a past read those of another input.
+        """Let nodes that read the sizes of a past read them from another input.
 
-        The tokens have its rows. Its length, which distance biases read, is that of the pasts of other layers.
+        The tokens have as many rows. The pasts of other layers have the same length, which distance biases read.
         """
         inputs = self.graphs.decoder.inputs
         gone = {past.name for block in self.blocks.values() for past in block.past or ()}

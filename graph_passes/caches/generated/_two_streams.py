@@ -38,7 +38,7 @@ def pairs_of_heads(build: Builder, heads: gs.Tensor, H: int, width: int) -> gs.T
 
 
 def split_pairs(build: Builder, rows: gs.Tensor, width: int) -> tuple[gs.Tensor, gs.Tensor]:
-    """Rows [2 R, width] as those of the main and those of the predicting stream, both [R, width]."""
+    """Split rows [2 R, width] into the main and the predicting stream, both [R, width]."""
     pairs = build.reshape(rows, [-1, STREAMS * width])
     main, prediction = (gs.Variable(f"{pairs.name}.{stream}") for stream in ("main", "prediction"))
     build.add("Split", [pairs, build.constant([width, width])], {"axis": 1}, [main, prediction])
@@ -96,7 +96,7 @@ class TwoStreams:
     ) -> tuple[gs.Tensor, gs.Tensor]:
         """Queries [R, 2 H X] of both streams and the main one's row [R, width].
 
-        ``query`` [2 R, H X] and ``row`` [2 R, width] are those of both streams; values are made of whole rows.
+        ``query`` [2 R, H X] and ``row`` [2 R, width] have both streams; values are made of whole rows.
         """
         query = heads_of_pairs(self.build, query, self.sizes.H, X)
         row, own_row = split_pairs(self.build, row, width)
@@ -147,7 +147,7 @@ class TwoStreams:
 def relative_projection(block: AttentionBlock) -> Projection:
     """Projection of a layer's input to a bias for each bucket and head, [2 R, 1, U H].
 
-    It is found behind Where(ahead, -inf, GatherElements(bias, buckets)). Raises PassError where it is not there.
+    It is found behind Where(ahead, -inf, GatherElements(bias, buckets)). Raises PassError if it is not there.
     """
     tensor = block.node.inputs[3] if len(block.node.inputs) > 3 else None
     for op, index in (("Where", 2), ("GatherElements", 0)):
@@ -155,5 +155,7 @@ def relative_projection(block: AttentionBlock) -> Projection:
         tensor = node.inputs[index] if node is not None and node.op == op else None
     found = None if tensor is None else projection_behind(tensor)
     if found is None:
-        raise PassError(f"trace: what {block.node.name} adds to its scores is no bias by bucket made of its input")
+        raise PassError(
+            f"trace: {block.node.name} adds something else to its scores than a bias by bucket made of its input"
+        )
     return found

@@ -3,14 +3,14 @@
     past.<l>.key, past.<l>.value - Concat - Attention
     ->  BeamLatentAttention(query, new row, cache.<l>.key [R, G, T_max, K], ancestry, lengths) - MatMul W_KV,i
 
-Values are a linear function of the keys, applied after the softmax: W_KV = W_K^+ W_V. Where keys are rotated (RoPE),
-they are cached before that, bias included, and rotated when they are read. Where they have a norm, its factor for each
-head and position is cached beside them. Query and key are one product.
+Values are a linear function of the keys, applied after the softmax: W_KV = W_K^+ W_V. Rotated keys (RoPE) are cached
+before rotation, bias included, and rotated when they are read. If keys have a norm, its factor for each head and
+position is cached beside them. Query and key are one product.
 
 Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``, whose projections read one tensor and whose key and
 value biases are folded (``fold_biases``), and E >= D. Cache: L M T E numbers a sample, half of ``kv``. Exact in
-algebra; in floating point as exact as the condition of W_K allows, which an export measures.
-Operator: ``plugins/ops/beam_latent_attention``.
+algebra; in floating point as exact as the condition of W_K allows, which an export measures. Operator:
+``plugins/ops/beam_latent_attention``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME = "self_keys"
 
 
 def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Cache ``cache.<l>.key`` [R, G, T_max, K], and ``cache.<l>.scale`` [R, G, T_max, 1] where keys have a norm."""
+    """Cache ``cache.<l>.key`` [R, G, T_max, K], and ``cache.<l>.scale`` [R, G, T_max, 1] if keys have a norm."""
     sizes = graphs.sizes
     queries, E = sizes.H * sizes.K, sizes.G * sizes.K
     caches = SelfAttentionCaches(graphs, NAME, layers)

@@ -4,12 +4,12 @@
     ->  BeamAttention(new query, key, value, cache.<l>.key, cache.<l>.value [R, G, T_max, .], ancestry, lengths)
 
 Each new row is written once into a buffer of fixed capacity, and a beam update moves ``ancestry`` alone (elsewhere
-``cache_indirection``). Query, key and value are one product. Where the operator runs as its function body, that gathers
+``cache_indirection``). Query, key and value are one product. If the operator runs as its function body, that gathers
 the rows of one layer at a time.
 
 Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``, whose projections read one tensor. Cache:
-L M T (E + G V) numbers a sample; saves the second copy that every reordering makes.
-Operator: ``plugins/ops/beam_attention``.
+L M T (E + G V) numbers a sample; saves the second copy that every reordering makes. Operator:
+``plugins/ops/beam_attention``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tightbeam.graph_passes.model import CacheState, ModelGraphs, PassResult
 
 NAME = "self_reordered"
 END = np.iinfo(np.int64).max
-"""End of a Slice that goes on to the end."""
+"""End of a Slice that takes all that is left."""
 
 
 def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:

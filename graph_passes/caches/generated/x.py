@@ -6,8 +6,8 @@
 
 Weight absorption over the layer's own inputs x. Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``,
 whose projections read one tensor and whose key and value biases are folded (``fold_biases``), and neither rotation nor
-norm between keys and scores. Cache: L M T D numbers a sample, half of ``kv`` where D = E, less where E > D.
-Well-conditioned for any weights. Operator: ``plugins/ops/beam_latent_attention``.
+norm between keys and scores. Cache: L M T D numbers a sample, half of ``kv`` if D = E, less if E > D. Well-conditioned
+for any weights. Operator: ``plugins/ops/beam_latent_attention``.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _project(graphs: ModelGraphs, build: Builder, projection: Projection) -> gs.
 
 
 def source_tensor(graphs: ModelGraphs, tensor: gs.Tensor, name: str, shape: list[int | str]) -> gs.Variable:
-    """Make an encoder tensor an output, and the decoder input of the same name; returns the latter."""
+    """Make an encoder tensor an output; returns the decoder input of the same name."""
     dtype = np.dtype(np.float32)
     producer = tensor.inputs[0]
     output = gs.Variable(name, dtype=dtype, shape=list(shape))

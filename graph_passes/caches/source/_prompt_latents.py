@@ -15,7 +15,7 @@ from tightbeam.graph_passes.model import ModelGraphs
 
 
 class PromptLatents:
-    """LatentAttention of the decoder's layers over matrices of the prompt; ``form``: that of its output."""
+    """LatentAttention of the decoder's layers over matrices of the prompt; ``form`` is the form of its output."""
 
     def __init__(self, graphs: ModelGraphs, build: Builder, form: str) -> None:
         self.graphs = graphs
@@ -48,7 +48,7 @@ class PromptLatents:
         name, width
             Name and width of the cache.
         scales
-            Factors of the scores [B, G, N], a tensor of the prompt graph, where keys have a norm.
+            Factors of the scores [B, G, N], a tensor of the prompt graph, if keys have a norm.
         """
         H, G = self.graphs.sizes.H, self.graphs.sizes.G
         states = self._output(matrix, name, ["B", "N", width])

@@ -6,7 +6,7 @@
 
 Weight absorption over k1 = S W_K1 in place of S, with W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l; the first layer
 reads its own keys. Needs: cross-attentions over ``encoder_hidden_states`` whose key and value biases are folded
-(``fold_biases``), and E >= D. Cache: N E numbers a sample, whatever the number of layers; as ``states``, without one
+(``fold_biases``), and E >= D. Cache: N E numbers a sample, whatever the number of layers; like ``states``, less one
 layer's products. Exact in algebra; in floating point as exact as the condition of W_K1 allows, which an export
 measures. Operator: ``plugins/ops/latent_attention``.
 """

@@ -13,8 +13,8 @@ values are made before the softmax (Slim attention, equation 2.1), of the layer'
 prompt's keys are rotated (RoPE), they are cached before that, bias included, and rotated when they are read.
 
 Needs: key and value biases that are folded (``fold_biases``), and E >= D. Cache: L N E numbers a sample, half of
-``kv``. Exact in algebra; in floating point as exact as the condition of W_K allows, which an export measures.
-Operator: ``plugins/ops/latent_attention``.
+``kv``. Exact in algebra; in floating point as exact as the condition of W_K allows, which an export measures. Operator:
+``plugins/ops/latent_attention``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
 
 
 def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Cache ``source.<l>.key`` [B, N, G K] of the prompt, and ``source.<l>.scale`` [B, G, N] where keys have a norm."""
+    """Cache ``source.<l>.key`` [B, N, G K] of the prompt, and ``source.<l>.scale`` [B, G, N] if keys have a norm."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, PROMPT_NAME, layers)
     require_one_source(blocks, PROMPT_NAME, (ROTATION, NORM))

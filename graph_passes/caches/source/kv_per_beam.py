@@ -91,10 +91,10 @@ def _repeat_output(graphs: ModelGraphs, build: Builder, name: str, num_beams: gs
 def _mask(
     graphs: ModelGraphs, build: Builder, flags: gs.Tensor, keys: gs.Tensor, window: int, bias: KeyBias
 ) -> gs.Tensor:
-    """Positions of ``keys`` [R, G, N + T + 1, K] that the newest token attends to, bool [R, 1, 1, N + T + 1]; where the
-    model has biases by position, what is added to the scores, float32 [R, H, 1, N + T + 1].
+    """Positions of ``keys`` [R, G, N + T + 1, K] that the newest token attends to, bool [R, 1, 1, N + T + 1].
 
-    ``flags`` [B, N] are those of the prompt.
+    In a model with biases by position: the biases that the scores get, float32 [R, H, 1, N + T + 1]. ``flags`` [B, N]
+    are the prompt's mask.
     """
     tokens = next(tensor for tensor in graphs.decoder.inputs if tensor.name == "tokens")
     rows = build.add("Shape", [tokens], {"start": 0, "end": 1})

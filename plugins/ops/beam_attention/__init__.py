@@ -93,7 +93,9 @@ def history_inputs(width: str) -> tuple[Input, ...]:
             "cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, in two halves", optional=True
         ),
         Input("sines", "float32", "P, X", "as the cosines", optional=True),
-        Input("first_positions", "int32", "B", "row of the tables where the cache begins; 0 if missing", optional=True),
+        Input(
+            "first_positions", "int32", "B", "the tables' row for position 0 of the cache; 0 if missing", optional=True
+        ),
         Input("distance_bias", "float32", "H, Y", "added to a score, by the distance lengths - 1 - t", optional=True),
         Input(
             "prefix_output",

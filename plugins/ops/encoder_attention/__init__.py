@@ -90,7 +90,7 @@ ENCODER_ATTENTION = Operator(
         Input("query", FLOAT, "B, N, width", "queries of all heads, side by side"),
         Input("key", FLOAT, "B, N, width", "keys"),
         Input("value", FLOAT, "B, N, value_width", "values"),
-        Input("mask", "bool", "B, N", "True where a position counts", optional=True),
+        Input("mask", "bool", "B, N", "true for positions that count", optional=True),
         Input(
             "distance_bias",
             "float32",

@@ -117,7 +117,7 @@ LATENT_ATTENTION = Operator(
     (
         Input("query", FLOAT, "B M, H, K", "queries, in the space of the states' heads"),
         Input("states", FLOAT, "B, N, G K", "keys and values at once, for all beams"),
-        Input("mask", "bool", "B, N", "True where a position counts"),
+        Input("mask", "bool", "B, N", "true for positions that count"),
         Input("cosines", "float32", "P, X", "rotation: the first 2 X numbers of a key head, P >= N", optional=True),
         Input("sines", "float32", "P, X", "as the cosines", optional=True),
         Input("key_scales", "float32", "B, G, N", "factor of a key head's scores, from its norm", optional=True),

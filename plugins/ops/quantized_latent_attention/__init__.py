@@ -22,7 +22,7 @@ QUANTIZED_LATENT_ATTENTION = Operator(
         Input("query", FLOAT, "B M, H, K", "queries, in the space of the states' heads"),
         Input("states_bytes", "int8", "B, N, G K", "keys and values at once, for all beams"),
         Input("states_scale", "float32", "B, N", "scale of a position's integers"),
-        Input("mask", "bool", "B, N", "True where a position counts"),
+        Input("mask", "bool", "B, N", "true for positions that count"),
         KEY_BIAS,
     ),
     LATENT_ATTENTION.outputs,

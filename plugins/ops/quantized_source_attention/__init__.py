@@ -26,7 +26,7 @@ QUANTIZED_SOURCE_ATTENTION = Operator(
         Input("key_scale", "float32", "B, G, N", "scale of a key's integers"),
         Input("value_bytes", "int8", "B, G, N, V", "as the keys"),
         Input("value_scale", "float32", "B, G, N", "scale of a value's integers"),
-        Input("mask", "bool", "B, N", "True where a position counts; at least one, unless the node has lse"),
+        Input("mask", "bool", "B, N", "true for positions that count; at least one, unless the node has lse"),
         KEY_BIAS,
     ),
     SOURCE_ATTENTION.outputs,

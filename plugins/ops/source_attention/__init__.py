@@ -91,7 +91,7 @@ SOURCE_ATTENTION = Operator(
         Input("query", FLOAT, "B M, H K", "queries of R = B x M rows"),
         Input("key", FLOAT, "B, G, N, K", "keys, once a sample, for all its beams"),
         Input("value", FLOAT, "B, G, N, V", "as the keys"),
-        Input("mask", "bool", "B, N", "True where a position counts; at least one, unless the node has lse"),
+        Input("mask", "bool", "B, N", "true for positions that count; at least one, unless the node has lse"),
         KEY_BIAS,
     ),
     (

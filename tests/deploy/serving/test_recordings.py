@@ -216,8 +216,8 @@ FAULTS: list[tuple[Request, str]] = [
     (file_request(1, base64.b64encode(WAV)[:-3]), "AUDIO_FILE is broken base64 .*; pass the bytes of a file"),
     (file_request(1, WAV[:44] + b"\xff" * 400), "the recording is cut short"),
     (Request(1, {**file_request(1, WAV).inputs, "LENGTHS": np.ones((1, 1), np.int32)}, ""), "LENGTHS is for INPUT_IDS"),
-    (file_request(1, WAV, logprob_threshold=-1), "logprob_threshold=-1.0 does nothing with one temperature"),
-    (file_request(1, WAV, condition_on_prev_tokens=3), "condition_on_prev_tokens=3 is no choice"),
+    (file_request(1, WAV, logprob_threshold=-1), "logprob_threshold=-1 .* does nothing with one temperature"),
+    (file_request(1, WAV, condition_on_prev_tokens=3), "condition_on_prev_tokens=3 .* is neither true nor false"),
     (
         file_request(1, WAV, return_timestamps=True, return_token_scores=True),
         "return_token_scores=True is for recordings",

@@ -12,10 +12,10 @@ of 2 tokens and of all, tell the encoder's time from a step's. ``--shape demo`` 
 settings, and ``--lines`` of its reports. With ``--recording`` a batch of a speech model is a recording of so many
 windows, whose features are made in the run, and faster-whisper is compared.
 
-First the tokens: those of Tightbeam in float32 must be transformers', else the run ends. The others' are counted where
-they are equal: their beam searches have other rules, and int8 has other weights. Every result is written as it is
-found, and a later call goes on, so that an idle machine can be used in slices; a cell that is to be measured again has
-to be deleted from the results.
+First the tokens: in float32 Tightbeam must have the tokens of transformers, else the run ends. Of the other engines the
+equal sequences are counted, since their beam searches have other rules, and int8 has other weights. Every result is
+written as it is found, and a later call goes on, so that an idle machine can be used in slices. Delete a cell from the
+results to measure it again.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _place(shape: str, recording: bool, environments: Path, work: Path) -> Place
         raise typer.BadParameter(f"--shape {shape} is unknown; pass {DEMO} or one of {', '.join(SOURCES)}")
     task = task_of(shape, recording)
     if recording and task != RECORDING:
-        raise typer.BadParameter(f"--recording is for speech models, and {shape} is none; leave it out")
+        raise typer.BadParameter(f"--recording is for speech models, and {shape} reads text; leave it out")
     work.mkdir(parents=True, exist_ok=True)
     return Place(shape, task, environments, work, console.print)
 

@@ -95,12 +95,12 @@ class Place:
     say: Callable[[str], None]
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise PeerError where a contender's environment is missing, before minutes go into models."""
+        """Raise PeerError if a contender's environment is missing, before minutes go into models."""
         for name in names:
             python_of(self.environments, CONTENDERS[name].environment)
 
     def checkpoint(self) -> Path:
-        """Return the shape's checkpoint, made where it is missing."""
+        """Return the shape's checkpoint, which is made if it is missing."""
         folder = DEMO_CHECKPOINT if self.shape == DEMO else self.work / f"{self.shape}-random"
         if not folder.exists():
             self.say(f"making {folder}")
@@ -108,7 +108,7 @@ class Place:
         return folder
 
     def model(self, name: str) -> Path:
-        """Return the model of a contender, made where it is missing. Raises PeerError."""
+        """Return the model of a contender, which is made if it is missing. Raises PeerError."""
         contender = CONTENDERS[name]
         if contender.runs == "checkpoint":
             return self.checkpoint()

@@ -40,7 +40,7 @@ def is_installed(root: Path, name: str) -> bool:
 
 
 def python_of(root: Path, name: str) -> Path:
-    """Return the interpreter of an environment under ``root``; PeerError where it is not installed as pinned."""
+    """Return the interpreter of an environment under ``root``; PeerError if it is not installed as pinned."""
     if name == OWN:
         return Path(sys.executable)
     if not is_installed(root, name):
@@ -52,7 +52,7 @@ def python_of(root: Path, name: str) -> Path:
 
 
 def install(root: Path, name: str) -> bool:
-    """Make an environment under ``root``, or complete one; False where it is already as pinned."""
+    """Make an environment under ``root``, or complete one; False if it is already as pinned."""
     folder = root / name
     if _installed(folder) == _wanted(name):
         return False

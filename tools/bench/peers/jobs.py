@@ -43,7 +43,7 @@ class Job:
     Attributes
     ----------
     new_tokens : int
-        Tokens forced for every sample; 0 where each ends by itself.
+        Tokens forced for every sample; 0 if each ends by itself.
     prompt : tuple of int
         Tokens that a sequence may begin with, and that are not counted.
     task : str
@@ -71,7 +71,7 @@ class Job:
         return (SHORT, self.new_tokens) if self.new_tokens else (0,)
 
     def message(self, size: int, length: int, rows: int | None = None) -> dict[str, Any]:
-        """A request to `worker`: batches of ``size``, the first ``rows`` samples alone where they are given."""
+        """A request to `worker`: batches of ``size``, the first ``rows`` samples alone if they are given."""
         samples = self.samples[: rows if rows is not None else None if self.whole else size]
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         settings = dict(self.settings)
@@ -83,7 +83,7 @@ class Job:
 
 
 def task_of(shape: str, recording: bool) -> str:
-    """Return the task of a shape's model: recordings, where they are asked for in place of features."""
+    """Return the task of a shape's model: recordings, if they are asked for in place of features."""
     if shape == DEMO or SHAPES[shape].family != WHISPER:
         return TEXT
     return RECORDING if recording else SPEECH

@@ -113,7 +113,7 @@ class Results:
                 values = json.loads(line)
                 self._keep(Record(**{**values, "group": Group(*values["group"])}))
             except (ValueError, TypeError, KeyError) as error:
-                raise PeerError(f"{path}, line {number} is no record ({error}); delete the line") from error
+                raise PeerError(f"{path}, line {number} is not a record ({error}); delete the line") from error
 
     def _keep(self, record: Record) -> None:
         self._records.setdefault(Cell(record.group, record.engine), []).append(record)

@@ -32,7 +32,7 @@ def new_tokens(row: list[int], prompt: list[int], eos: list[int]) -> list[int]:
 
 
 def given(samples: Any, make: Any) -> Any:
-    """The inputs of a batch: those of a file of numpy's, where the batch is its name; else what ``make`` makes."""
+    """The inputs of a batch: the content of a numpy file if the batch is its name, else what ``make`` makes."""
     if not isinstance(samples, str):
         return make(samples)
     import numpy as np
@@ -50,7 +50,7 @@ def features(samples: list[int], mels: int) -> Any:
 def recording(samples: list[int]) -> Any:
     """A recording float32 [480,000 B] of a window for each sample: noise that comes and goes, made from its number.
 
-    All windows have the same loudest tone, so that a spectrogram of one is cut off where that of all windows is.
+    All windows have the same loudest tone, so that a spectrogram of one window is cut off at the level of all windows'.
     """
     import numpy as np
 
@@ -95,7 +95,7 @@ def load(module: Any, folder: str, precision: str, task: str, threads: int) -> t
 def run(module: Any, folder: str, precision: str, task: str, threads: int) -> None:
     """Load the engine, then run the jobs of standard input. A recording without new tokens is its features alone."""
     results = sys.stdout
-    sys.stdout = sys.stderr  # what a library prints is no result
+    sys.stdout = sys.stderr  # a result is not mixed with what a library prints
 
     def send(result: dict[str, Any]) -> None:
         print(json.dumps(result), file=results, flush=True)

@@ -2,7 +2,7 @@
 
 The request: ``side`` (a key of ``PEERS``, else a variant of ours), ``model`` (checkpoint or bundle folder), ``device``,
 ``precision``, ``job`` (``GenerationJob``), ``rounds`` and ``seconds``: rounds that are timed after a warm-up,
-fewer where they take longer than that. ``tokens``: file for what was generated.
+fewer if they take longer than that. ``tokens``: file for what was generated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GenerationJob:
     vocabulary: int
 
     def settings(self, new_tokens: int) -> dict[str, Any]:
-        """Arguments of ``generate`` for so many tokens, ours and that of transformers."""
+        """Arguments of ``generate`` for so many tokens, for a bundle and for transformers."""
         return {
             **{"num_beams": self.beams, "no_repeat_ngram_size": self.ngram},
             **{"min_new_tokens": new_tokens, "max_new_tokens": new_tokens},

@@ -92,7 +92,7 @@ def compare_with_predictions(
 
 
 def compare_with_target(results: Results, measured: Sequence[Measured]) -> None:
-    """Our best batch over that of transformers, and the ratio without the steps."""
+    """Compare our best batch with transformers' best, and say what the ratio would be without the steps."""
     peer = best_of(case for case in measured if case.side == PEER)
     ours = best_of(case for case in measured if case.side not in PEERS)
     columns = ("transformers, best batch", "ours, best batch", "times", f"target {TARGET:g}x")
@@ -143,7 +143,7 @@ EL_TABLE_4 = (
 
 
 def compare_with_papers(results: Results, measured: Sequence[Measured], unit: int = PAPER_BATCH) -> None:
-    """The papers' tables in relative form next to ours. ``unit``: our batch for the papers' 32, where it is smaller;
+    """The papers' tables in relative form next to ours. ``unit``: our batch for the papers' 32, if it is smaller;
     larger ones follow."""
     at = {(case.side, case.batch): case for case in measured}
     _compare_speeds(results, "FastSeq, Table 2", FASTSEQ_TABLE_2, "baseline", at, unit)

@@ -2,7 +2,7 @@
 
 Bytes are counted as if every number came from the device's memory once and every result went there once; FLOPs are
 those of the two matrix products. All peers get the same inputs, the source mask among them. PyTorch's scaled dot
-product attention is given the mask where the operator has one; as every position of the timed inputs counts, it is
+product attention is given the mask if the operator has one; as every position of the timed inputs counts, it is
 also timed without a mask, which lets it choose kernels that take none.
 """
 
@@ -26,7 +26,7 @@ def _mask(work: Work, N: int, odd: bool) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where a position counts, -inf where not."""
+    """0 if a position counts, -inf if not."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
@@ -188,7 +188,7 @@ def _lengths(work: _HistoryWork, odd: bool) -> torch.Tensor:
 
 def _kept_rows(ancestry: torch.Tensor) -> int:
     """Different (row, position) pairs that some beam's history names, but for the newest position, whose rows are
-    inputs; where all samples have the full length."""
+    inputs. All samples have the full length."""
     M = ancestry.shape[1]
     named = torch.stack([(ancestry[..., :-1] == m).any(1) for m in range(M)])
     return int(named.sum())

@@ -122,7 +122,7 @@ class TopKWork(Work):
         return {name: self.unset(self.B, 2 * self.M, dtype=dtype) for name, dtype in names.items()}
 
     def result(self, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
-        """The scores, and what the named candidates are worth: NaN where one is named twice, or does not exist."""
+        """The scores, and what the named candidates are worth: NaN if one is named twice, or does not exist."""
         beams, tokens = outputs["beams"], outputs["tokens"]
         exists = (beams >= 0) & (beams < self.M) & (tokens >= 0) & (tokens < self.vocabulary)
         which = torch.where(exists, beams * self.vocabulary + tokens, -1)
@@ -153,7 +153,7 @@ class TopKWork(Work):
 
 @dataclass(frozen=True)
 class TrieTopKWork(TopKWork):
-    """`TopKWork` where each row is at a node of a trie that has ``children``, at least two.
+    """`TopKWork` whose rows are each at a node of a trie that has ``children``, at least two.
 
     Bytes: those too, of 4 bytes each.
     """

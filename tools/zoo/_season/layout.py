@@ -51,7 +51,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Residual:
-    """The decoder's residual stream, where the logits share the embedding's matrix.
+    """The decoder's residual stream, if the logits share the embedding's matrix.
 
     ``tables`` [tokens, D] and ``writers`` add to the stream, ``norms`` read it, and ``last`` does for the logits.
     """

@@ -35,7 +35,7 @@ def load(config: Mapping[str, Any], weights: Weights) -> Any:
     model = model_class(model_class.config_class.from_dict(dict(config))).double().eval()
     unexpected = model.load_state_dict(weights, strict=False).unexpected_keys
     if unexpected:
-        raise ValueError(f"{unexpected[0]} is no weight of {config['architectures'][0]}; remove it")
+        raise ValueError(f"{unexpected[0]} is not a weight of {config['architectures'][0]}; remove it")
     return model
 
 

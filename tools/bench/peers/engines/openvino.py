@@ -27,5 +27,5 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
     torch.set_num_threads(threads)
     settings = {"INFERENCE_NUM_THREADS": str(threads), "PERFORMANCE_HINT": "LATENCY"}
     if precision == "fp32":
-        settings["INFERENCE_PRECISION_HINT"] = "f32"  # else bfloat16, where the processor has it
+        settings["INFERENCE_PRECISION_HINT"] = "f32"  # else bfloat16, if the processor has it
     return calls_of(_class(speech).from_pretrained(folder, ov_config=settings), speech)
