@@ -246,8 +246,8 @@ def test_line_ends_and_odd_characters(
 def test_output_is_utf8_in_any_locale(bundle: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C.UTF-8"}
     process(bundle, "é.txt", env=environment).failed("é.txt")
-    imports = "from tightbeam.deploy.commands.run_model import main\nfrom tightbeam.deploy.runner import Runner\n"
-    program = f"{imports}Runner.decode = lambda *_: '雪'\nmain()"
+    imports = "from tightbeam.deploy.commands.run_model import main\nfrom tightbeam.deploy.model.texts import Texts\n"
+    program = f"{imports}Texts.decode = lambda *_: '雪'\nmain()"
     done = process(bundle, stdin=b"a town\n", command=[sys.executable, "-c", program], env=environment)
     assert done.succeeded().out == "雪\n"
 

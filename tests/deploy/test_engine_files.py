@@ -344,7 +344,7 @@ def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pyte
     with pytest.raises(EngineFileError, match=r"has no TensorRT engine; build one: .* --compute-capability current$"):
         Runner.load(bundle.path, engine="tensorrt")
     first, second = add(bundle, "a"), add(bundle, "b", capabilities=("80",))
-    assert Runner.load(bundle.path, engine="tensorrt")._runtime == "an engine"
+    assert Runner.load(bundle.path, engine="tensorrt").model.runtime == "an engine"
     Runner.load(bundle.path, engine="tensorrt:a")
     assert [arguments[1] for arguments in opened] == [first, first]
     with pytest.raises(EngineFileError, match="b is for compute capability 80, this GPU has 89"):
@@ -352,7 +352,7 @@ def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pyte
     with pytest.raises(EngineFileError, match="has no engine 'c'; it has a, b"):
         Runner.load(bundle.path, engine="tensorrt:c")
     (second.path / "decoder.engine").write_bytes(b"")
-    assert Runner.load(bundle.path, engine="tensorrt", verify=False)._runtime == "an engine"
+    assert Runner.load(bundle.path, engine="tensorrt", verify=False).model.runtime == "an engine"
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

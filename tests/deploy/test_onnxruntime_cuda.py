@@ -22,7 +22,7 @@ import pytest
 from support.bundles import BundleCache
 from support.causal_runs import runs as causal_runs
 from support.checkpoints import WHISPER_GENERATION
-from support.cuda_in_memory import CudaInMemory, Work, expect_nothing_left
+from support.cuda_in_memory import CudaInMemory, Work, expect_nothing_left, in_whole_batches
 from support.ending_models import ENDING, LENGTHS, often_ended
 from support.generate_runs import batch
 from support.runtime_comparison import SOURCES, expect_same, expect_same_result, runs_of
@@ -103,7 +103,7 @@ def test_encoder_runs_in_parts(bundles: BundleCache, together: int) -> None:
 def test_encoder_inputs_of_each_part_are_aligned(bundles: BundleCache) -> None:
     """5 token ids are 40 bytes: the 32nd sample is the next one that is aligned."""
     path = bundles("dedup", "bart")
-    made, expected = in_memory(path, 1), Runner.load(path, threads=1)
+    made, expected = in_whole_batches(in_memory(path, 1)), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 1, [5, 2] * 20)
     expect_same(made.runner, expected, [(ids, mask, {"num_beams": 2, "max_new_tokens": 3})])
     assert made.encoder.runs == 2
@@ -112,7 +112,7 @@ def test_encoder_inputs_of_each_part_are_aligned(bundles: BundleCache) -> None:
 def test_only_candidates_are_copied_to_the_host(bundles: BundleCache) -> None:
     """A step's copies: the small inputs in two pieces, and three arrays [B, C]."""
     path = bundles("el", "bart")
-    made = in_memory(path)
+    made = in_whole_batches(in_memory(path))
     ids, mask = batch(made.runner.manifest.sizes.source_vocabulary, 0)
     B, M = len(ids), 3
     made.runner.generate(ids, mask, num_beams=M, max_new_tokens=8, min_new_tokens=8, no_repeat_ngram_size=2)

@@ -65,7 +65,7 @@ def test_folders_of_deploy_hide_no_package(packages: Path, how: str) -> None:
     assert "--num-beams" in done.stdout
     found, command = json.loads(done.stderr.splitlines()[-1])
     assert found == {name: str(packages / name / "__init__.py") for name in NAMES}
-    assert Path(command).resolve() == DEPLOY / "command.py"
+    assert Path(command).resolve() == DEPLOY / "commands" / "run_model.py"
 
 
 def test_a_clone_that_is_not_installed() -> None:

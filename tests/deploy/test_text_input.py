@@ -381,7 +381,7 @@ def test_whatever_a_line_holds_it_is_read_or_has_one_error(
 ) -> None:
     """A line is one sample that fits into the rows, or an error of one line, whatever its settings are."""
     line = json.dumps({**own, "text": text}).encode()
-    opened = _Reader(runner, OBJECTS, {}, 8, 1).read((1, line[: len(line) // 2] if cut else line))
+    opened = _Reader(runner.model, OBJECTS, {}, 8, 1).read((1, line[: len(line) // 2] if cut else line))
     if opened.failure is None:
         (sample,) = opened.samples
         assert sample.options.num_beams <= 8 and opened.result.returned == sample.options.num_return_sequences

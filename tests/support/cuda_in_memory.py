@@ -303,3 +303,9 @@ class CudaInMemory:
 def expect_nothing_left(cuda: CudaInMemory) -> None:
     gc.collect()
     assert cuda.leaks == []
+
+
+def in_whole_batches(made: Any) -> Any:
+    """The same runner in memory, whose samples run in whole batches, as those of a bundle whose caches grow do."""
+    made.runtime.joining = lambda: None
+    return made

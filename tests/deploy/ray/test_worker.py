@@ -39,7 +39,7 @@ def runner() -> Runner:
 
 
 def rows_of(runner: Runner, sources: list[object], settings: RowSettings = SETTINGS) -> list[InputResult]:
-    return run_rows(runner, lines_of_values({"text": sources}), settings, name="text")
+    return run_rows(runner.model, lines_of_values({"text": sources}), settings, name="text")
 
 
 def test_rows_that_cannot_be_run_cost_no_other_row_its_result(runner: Runner) -> None:
