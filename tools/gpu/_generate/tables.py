@@ -102,7 +102,7 @@ def compare_with_target(results: Results, measured: Sequence[Measured]) -> None:
     times = ours.samples_per_second / peer.samples_per_second
     results.figure("times_transformers", times)
     results.row("Target", columns, (_best(peer), _best(ours), f"{times:.2f}", "met" if times >= TARGET else "missed"))
-    if ours.encoder_s:
+    if ours.encoder_s is not None and ours.encoder_s > 0:
         encoder_alone = ours.batch / ours.encoder_s / peer.samples_per_second
         results.note(
             f"Of {ours.seconds:.3g} s of {ours.side} at batch {ours.batch}, {ours.encoder_s:.3g} s are the encoder; "
