@@ -301,7 +301,7 @@ ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "negative": ({"TEXT": texts("a town")}, {"max_new_tokens": -1}, ("max_new_tokens=-1", "at least 1")),
     "too many tokens": ({"TEXT": texts("a town")}, {"max_new_tokens": 64}, ("64 positions",)),
     "broken list": ({"TEXT": texts("a town")}, {"bad_words_ids": "[[1, 2"}, ("bad_words_ids", "[[17], [4, 8]]")),
-    "sampling": ({"TEXT": texts("a town")}, {"do_sample": True, "top_p": 2}, ("top_p=2", "is not a number from 0 to 1")),
+    "sampling": ({"TEXT": texts("a town")}, {"do_sample": True, "top_p": 2}, ("top_p=2", "from 0 to 1")),
     "one bad row": ({"TEXT": texts("a town", "", "a river")}, {}, ("row 1: empty text",)),
     "both": ({"TEXT": texts("a town"), "INPUT_IDS": np.array([[5, 2]])}, {}, ("TEXT and INPUT_IDS", "expected")),
     "ids outside": ({"INPUT_IDS": np.array([[5, 101]])}, {}, ("token id 101", "0 to 100")),
