@@ -20,7 +20,7 @@ COLUMNS = ("file", "passed", "failed", "skipped", "seconds")
 IN_PARALLEL = "test_kernels_on_gpu.py"
 """Compiles a kernel for most of its cases, seconds each, and caches it on disk."""
 PROCESSES = 8
-REHEARSED = ("tests/deploy/test_cuda.py",)
+REHEARSED = ("tests/deploy/runtimes/test_cuda.py",)
 """Without a GPU every test of the GPU is skipped, so that another file must show that tests run."""
 MOST_NOTES = 5
 SECONDS = 200

@@ -20,7 +20,7 @@ from tightbeam.deploy.commands.show_bundle import main
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.ops import VERSION
 
-OLD = Path(__file__).parents[1] / "data" / "bundle-format-1"
+OLD = Path(__file__).parents[2] / "data" / "bundle-format-1"
 
 
 @pytest.fixture

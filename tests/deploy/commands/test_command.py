@@ -24,7 +24,7 @@ from tightbeam.deploy.generation.fields import SPEECH_ONLY
 from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.model.model import Model
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tightbeam.deploy.runtimes.base import LOGIT_TYPES, LOGITS
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
 
 Made = tensorrt_in_memory.InMemory | session_in_memory.InMemory
-OLD = Path(__file__).resolve().parents[1] / "data" / "bundle-format-1"
+OLD = Path(__file__).resolve().parents[2] / "data" / "bundle-format-1"
 DEVICES: dict[str, Callable[[Path], Made]] = {
     "tensorrt": tensorrt_in_memory.in_memory,
     "onnxruntime": session_in_memory.in_memory,

@@ -1,7 +1,7 @@
 """The runtime on ONNX Runtime's CUDA provider, over plain memory and ONNX Runtime's CPU provider.
 
 What is wrong with an address, a shape, a type, a copy, or the order of them, changes tokens here or fails at once; what
-CUDA and its provider do is for `tests/deploy/test_onnxruntime_on_gpu.py`.
+CUDA and its provider do is for `tests/deploy/runtimes/test_onnxruntime_on_gpu.py`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tightbeam.deploy.errors import EngineFileError
 from tightbeam.deploy.runtimes import tensorrt as tensorrt_module
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HERE = ("tensorrt_rtx", "1.7", "89")
 """Distribution and version of the TensorRT of this machine, and its GPU's capability."""
 GRAPHS = ("encoder", "decoder")
