@@ -9,6 +9,7 @@ import functools
 import gc
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from support.bundles import BundleCache
     from support.checkpoints import CheckpointCache
 
+TESTS = Path(__file__).parent
 FIRST = ("end_to_end", "export", "tools")
 """Folders of the longest files, which a parallel run has to begin with."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.parent.name not in FIRST)
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in FIRST)
 
 
 @pytest.fixture(scope="session", autouse=True)

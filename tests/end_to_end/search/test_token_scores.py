@@ -26,7 +26,7 @@ from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.tries.build import build_trie
 
 Array = Any
-OLD = Path(__file__).resolve().parents[1] / "data" / "bundle-format-2"
+OLD = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 NEW = 9
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 1, "return_alternatives": 5},

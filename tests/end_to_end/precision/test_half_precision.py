@@ -284,7 +284,7 @@ def test_auto_counts_two_bytes_a_number(folders: Folders, tmp_path: Path) -> Non
 
 def test_format_1_has_no_precision_error(half: Half, tmp_path: Path) -> None:
     """An older bundle stays readable; one in fp16 whose error was measured comes back as it was written."""
-    old = Bundle.load(Path(__file__).resolve().parents[1] / "data" / "bundle-format-1").manifest
+    old = Bundle.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-1").manifest
     assert (old.precision, old.precision_error) == ("fp32", None)
     error = {"error": 0.001, "steps": 64, "differing": 1}
     folder = half("bart", "dedup").path

@@ -18,7 +18,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.sampling import Sampling
 
-OLD = Path(__file__).resolve().parents[1] / "data" / "bundle-format-2"
+OLD = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 LENGTHS = (11, 4, 1)
 NEW = 10
 SETTINGS: tuple[dict[str, Any], ...] = (

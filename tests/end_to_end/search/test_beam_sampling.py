@@ -114,7 +114,7 @@ def test_prompts_and_tries(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_bundle_that_takes_no_groups_refuses_it() -> None:
-    old = Runner.load(Path(__file__).resolve().parents[1] / "data" / "bundle-format-2", threads=1)
+    old = Runner.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", threads=1)
     with pytest.raises(GenerationError, match=r"do_sample with num_beams=2 cannot be used: .*; export the model again"):
         old.generate([[5, 6]], do_sample=True, num_beams=2)
     with pytest.raises(

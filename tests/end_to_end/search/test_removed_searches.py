@@ -105,6 +105,6 @@ def test_options_of_the_command(
 
 
 def test_a_decoder_of_an_older_release_refuses_groups() -> None:
-    old = Runner.load(Path(__file__).resolve().parents[1] / "data" / "bundle-format-2", threads=1)
+    old = Runner.load(Path(__file__).resolve().parents[2] / "data" / "bundle-format-2", threads=1)
     with pytest.raises(GenerationError, match=r"num_beam_groups=2 cannot be used: .*; export the model again"):
         old.generate([[5, 6]], num_beams=2, num_beam_groups=2, diversity_penalty=1.0)
