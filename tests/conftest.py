@@ -16,8 +16,8 @@ from unittest.mock import patch
 import pytest
 
 if TYPE_CHECKING:
-    from support.bundles import BundleCache
-    from support.checkpoints import CheckpointCache
+    from support.bundles.cache import BundleCache
+    from support.checkpoints.families import CheckpointCache
 
 TESTS = Path(__file__).parent
 FIRST = ("end_to_end", "export", "tools")
@@ -58,7 +58,7 @@ def one_registry() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_trace() -> Iterator[None]:
     """Exports of one checkpoint share its trace."""
-    from support.traces import traced
+    from support.bundles.traces import traced
     from tightbeam.export import pipeline as exporter
 
     with patch.object(exporter, "trace", traced):
@@ -68,7 +68,7 @@ def one_trace() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointCache:
     """`checkpoints(family, seed=0, tokenizer=False, **config)` -> folder, shared; `checkpoints.copy(folder, ...)`."""
-    from support.checkpoints import CheckpointCache
+    from support.checkpoints.families import CheckpointCache
 
     return CheckpointCache(tmp_path_factory.mktemp("checkpoints"))
 
@@ -76,6 +76,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointCache:
 @pytest.fixture(scope="session")
 def bundles(checkpoints: CheckpointCache, tmp_path_factory: pytest.TempPathFactory) -> BundleCache:
     """`bundles("el", family, **checkpoint arguments)` -> folder, shared: one trace a checkpoint serves all variants."""
-    from support.bundles import BundleCache
+    from support.bundles.cache import BundleCache
 
     return BundleCache(checkpoints, tmp_path_factory.mktemp("bundles"))

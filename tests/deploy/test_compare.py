@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry

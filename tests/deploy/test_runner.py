@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner, SearchResult
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search import NullCallback

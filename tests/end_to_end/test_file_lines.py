@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.checkpoints.image import images
 from support.commands import SHORT, caller
-from support.image_checkpoints import images
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import Fix, InputError, Setting
 from tightbeam.deploy.inputs.file_lines import FileLine

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoFeatureExtractor, AutoModelForSeq2SeqLM, AutoTokenizer, LlamaForCausalLM
 from transformers import WhisperForConditionalGeneration as WhisperModel
 
-from support.timestamps import generate
+from support.checkpoints.timestamps import generate
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tools.real_check.measures import word_error_rate

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.auto import machine
 from tightbeam.export.auto.gpus import RATES, gpu_machine

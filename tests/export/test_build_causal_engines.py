@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_engines import CAUSAL
-from support.engine_builds import check_builds, check_tokens_of_tensorrt_graphs
+from support.bundles.cache import BundleCache
+from support.bundles.causal_engines import CAUSAL
+from support.bundles.engines import check_builds, check_tokens_of_tensorrt_graphs
 from support.slow_cases import slow_unless
 
 LIKE_LLAMA = ("qwen2", "olmo2", "phi3", "gemma", "smollm3", "granite", "starcoder2")

@@ -19,10 +19,10 @@ from typing import Any
 import onnx
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_engines import CAUSAL
-from support.checkpoints import CLASSES
-from support.engine_builds import CAPABILITIES, build, check_builds, check_tokens_of_tensorrt_graphs
+from support.bundles.cache import BundleCache
+from support.bundles.causal_engines import CAUSAL
+from support.bundles.engines import CAPABILITIES, build, check_builds, check_tokens_of_tensorrt_graphs
+from support.checkpoints.families import CLASSES
 from support.slow_cases import slow_unless
 from tightbeam.deploy.bundle.engine_files import ENGINES, load_engine
 from tightbeam.deploy.bundle.manifest import WEIGHTS

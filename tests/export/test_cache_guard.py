@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 import pytest
 import torch
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
 from tightbeam.export import ExportError
 from tightbeam.export.accuracy.activations import AttentionActivations

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from support.checkpoint_edits import edit_json, edit_weights
-from support.checkpoints import CLASSES, CheckpointCache
+from support.checkpoints.edits import edit_json, edit_weights
+from support.checkpoints.families import CLASSES, CheckpointCache
 from tightbeam.export.checkpoint.audio import speech_samples
 from tightbeam.export.checkpoint.generation import check_settings, limit_length
 from tightbeam.export.checkpoint.load import load_checkpoint

@@ -9,8 +9,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from support.checkpoint_edits import refusal
-from support.checkpoints import CheckpointCache
+from support.checkpoints.edits import refusal
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export.checkpoint import resolve as resolving
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.resolve import ALIASES, resolve

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import CheckpointCache
+from support.checkpoints.families import CheckpointCache
 from support.commands import Command, Done, caller
 from tightbeam.deploy import Bundle
 from tightbeam.export.command import main as export_main

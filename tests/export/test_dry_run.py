@@ -13,11 +13,11 @@ import torch
 import transformers
 from rich.console import Console, RenderableType
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json
-from support.checkpoints import CLASSES, CheckpointCache
-from support.image_checkpoints import PATCHES
-from support.speech_checkpoints import RECORDING_FAMILIES
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import CLASSES, CheckpointCache
+from support.checkpoints.image import PATCHES
+from support.checkpoints.speech import RECORDING_FAMILIES
 from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload

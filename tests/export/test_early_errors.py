@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import CheckpointCache
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.checkpoints import WHISPER_GENERATION, CheckpointCache
+from support.checkpoints.families import WHISPER_GENERATION, CheckpointCache
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.accuracy.reference import generate, make_reference, samples_of
 from tightbeam.export.checkpoint.load import load_checkpoint

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from support.checkpoint_edits import edit_weights
-from support.checkpoints import CheckpointCache
-from support.ill_conditioned import OWN_2, spoil
+from support.bundles.traces import traced
+from support.checkpoints.edits import edit_weights
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.ill_conditioned import OWN_2, spoil
 from support.slow_cases import slow_unless
-from support.traces import traced
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy import calibration

@@ -12,9 +12,9 @@ import sentencepiece
 import torch
 from tokenizers import Tokenizer
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json
-from support.checkpoints import SENTENCES, CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import SENTENCES, CheckpointCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export import ExportError, export_model

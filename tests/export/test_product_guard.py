@@ -12,9 +12,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from rich.console import Console, RenderableType
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
-from support.pass_runs import sessions
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
+from support.passes.runs import sessions
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle.manifest import ParityReport, QuantizedEntry
 from tightbeam.deploy.compare import TIMES, Times

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from support.checkpoints import CheckpointCache
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export import ExportError
 from tightbeam.export.checkpoint.files import read_files
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint

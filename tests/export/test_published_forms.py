@@ -16,8 +16,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from support.checkpoint_edits import edit_json, edit_weights, refusal
-from support.checkpoints import SENTENCES, CheckpointCache
+from support.checkpoints.edits import edit_json, edit_weights, refusal
+from support.checkpoints.families import SENTENCES, CheckpointCache
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers

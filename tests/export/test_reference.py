@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.checkpoints import CheckpointCache
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export.accuracy.reference import make_reference, samples_of
 from tightbeam.export.checkpoint.load import load_checkpoint
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from support.checkpoint_edits import edit_json, edit_weights, refusal
-from support.checkpoints import CheckpointCache
+from support.checkpoints.edits import edit_json, edit_weights, refusal
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.quiet import panics_as_errors
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle.manifest import GuardEntry, ParityReport, PrecisionErrorEntry
 from tightbeam.export.auto.workload import Workload

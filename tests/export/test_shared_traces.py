@@ -9,10 +9,10 @@ import onnx_graphsurgeon as gs
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_weights
-from support.checkpoints import CheckpointCache
-from support.traces import REPLACED, weights_of, with_weights
+from support.bundles.cache import BundleCache
+from support.bundles.traces import REPLACED, weights_of, with_weights
+from support.checkpoints.edits import edit_weights
+from support.checkpoints.families import CheckpointCache
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.pipeline import trace
 from tightbeam.graph_passes import ModelGraphs

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import CheckpointCache
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.trained_weights import with_trained_weights
 from support.slow_cases import slow_unless
-from support.trained_weights import with_trained_weights
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu

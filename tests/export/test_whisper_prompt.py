@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from support.checkpoints import WHISPER_GENERATION, CheckpointCache
+from support.checkpoints.families import WHISPER_GENERATION, CheckpointCache
 from support.commands import caller
 from tightbeam.deploy import Bundle
 from tightbeam.export.checkpoint.whisper_prompt import MULTILINGUAL, lacks_task, note_of_prompt

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.pass_runs import empty_caches, random_run, run_step, sessions, step_feeds
+from support.bundles.cache import BundleCache
+from support.passes.runs import empty_caches, random_run, run_step, sessions, step_feeds
 from support.tolerance import LUCK, assert_close
 from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, PassError, passes_of, rewrite, same_for_all
 from tightbeam.graph_passes.caches.generated.kv import self_beam_cache

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from support.bundles import BundleCache
-from support.pass_runs import encoder_run
+from support.bundles.cache import BundleCache
+from support.passes.runs import encoder_run
 from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all, to_precision
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.model import Array

@@ -14,9 +14,9 @@ import onnx_graphsurgeon as gs
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.pass_runs import sessions
-from support.precision_runs import logits_of, source_run, torch_logits
+from support.bundles.cache import BundleCache
+from support.passes.precision_runs import logits_of, source_run, torch_logits
+from support.passes.runs import sessions
 from support.slow_cases import slow_unless
 from support.tolerance import assert_runs_close, error
 from tightbeam.deploy.bundle.manifest import WEIGHTS

@@ -13,8 +13,8 @@ import onnx_graphsurgeon as gs
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.pass_runs import empty_caches, random_run, run_step, sessions, step_feeds
+from support.bundles.cache import BundleCache
+from support.passes.runs import empty_caches, random_run, run_step, sessions, step_feeds
 from support.tolerance import LUCK, assert_close
 from tightbeam.graph_passes import (
     GENERATED,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
-from support.operator_runs import MODULES, run
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
+from support.operators.runs import MODULES, run
 from support.tolerance import assert_close
 from tightbeam.export import ExportError, export_model
 from tightbeam.graph_passes import PRESETS, PassError, rewrite, same_for_all, skip_small_weights

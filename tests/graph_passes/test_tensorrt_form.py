@@ -12,10 +12,10 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.pass_runs import encoder_run
-from support.precision_runs import logits_of, source_run, torch_logits
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.passes.precision_runs import logits_of, source_run, torch_logits
+from support.passes.runs import encoder_run
 from support.tolerance import assert_close
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.writing.graphs import read_graphs, write_graphs

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
-from support.kernel_results import check_result, rounded
-from support.kernel_runs import GPU, run_kernels, run_on_host
-from support.operator_cases import ATTENTION_CASES, MODULES, with_inputs, with_nan_query
+from support.operators.cases import ATTENTION_CASES, MODULES, with_inputs, with_nan_query
+from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
+from support.operators.kernel_results import check_result, rounded
+from support.operators.kernel_runs import GPU, run_kernels, run_on_host
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.native import Gpu
 

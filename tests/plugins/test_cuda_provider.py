@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_stand_in import make_stand_in
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.runtimes.cuda_stand_in import make_stand_in
 from tightbeam.deploy import Bundle
 from tightbeam.graph_passes import PRESETS
 
@@ -65,7 +65,7 @@ def run(bundle: Path, stand_in: Path, log: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "TIGHTBEAM_LIBRARY": str(LIBRARY),
     }
-    command = [sys.executable, str(ROOT / "tests" / "support" / "provider_run.py"), str(bundle)]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "runtimes" / "provider_run.py"), str(bundle)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)

@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from support.cuda_device import provider_library
-from support.operator_cases import GPU_MODULES
-from support.operator_runs import check, model_of, outputs_of, session_of
+from support.operators.cases import GPU_MODULES
+from support.operators.cuda_device import provider_library
+from support.operators.runs import check, model_of, outputs_of, session_of
 from support.tolerance import allowed, error
 from tightbeam.plugins.ops._case import Array, Case
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, HostKernels, kernels
+from support.operators.cuda_host import FLOATS, ORDERS, HostKernels, kernels
 from tightbeam.plugins.ops._case import Array
 
 

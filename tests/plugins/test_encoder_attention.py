@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.operator_runs import MODULES, check, run
+from support.operators.runs import MODULES, check, run
 from support.tolerance import LUCK
 from tightbeam.graph_passes.tensor_types import tensor_infos
 from tightbeam.plugins.library import cpu_library
@@ -49,7 +49,7 @@ def test_random_sizes(library: Path | None, seed: int, **sizes: Any) -> None:
 @pytest.mark.parametrize("level", ["v3", "baseline"])
 def test_cases_on_lower_instruction_sets(level: str) -> None:
     program = f"""
-from support.operator_runs import MODULES, check, run
+from support.operators.runs import MODULES, check, run
 from tightbeam.plugins.library import cpu_library
 for case in MODULES["{NAME}"].cases():
     check("{NAME}", case, run("{NAME}", case, cpu_library()))

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_device import DeviceMemory, gpu_launcher
-from support.cuda_host import FLOATS
-from support.kernel_results import check_result, rounded
-from support.kernel_runs import run_kernels, samples_of
-from support.operator_cases import GPU_MODULES, wide_cases, with_inputs
-from support.random_cases import LONG, SEED, fresh_case, repeatable
+from support.operators.cases import GPU_MODULES, wide_cases, with_inputs
+from support.operators.cuda_device import DeviceMemory, gpu_launcher
+from support.operators.cuda_host import FLOATS
+from support.operators.kernel_results import check_result, rounded
+from support.operators.kernel_runs import run_kernels, samples_of
+from support.operators.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, GuardedMemory
-from support.kernel_results import check_result, rounded
-from support.kernel_runs import GPU, run_kernels, run_on_host, samples_of
-from support.operator_cases import GPU_MODULES, wide_cases
-from support.random_cases import LONG, SEED, fresh_case, repeatable
+from support.operators.cases import GPU_MODULES, wide_cases
+from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory
+from support.operators.kernel_results import check_result, rounded
+from support.operators.kernel_runs import GPU, run_kernels, run_on_host, samples_of
+from support.operators.random_cases import LONG, SEED, fresh_case, repeatable
 from support.tolerance import LUCK
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from support.kernel_runs import shapes_of
-from support.operator_cases import GPU_MODULES, wide_cases
+from support.operators.cases import GPU_MODULES, wide_cases
+from support.operators.kernel_runs import shapes_of
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt.native import FLOAT_TYPES, Gpu, Plan, TensorAt, plan

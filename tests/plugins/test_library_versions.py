@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.operator_runs import MODULES, check, model_of, outputs_of
+from support.operators.runs import MODULES, check, model_of, outputs_of
 from tightbeam.plugins.library import cpu_library
 
 VERSIONS = {

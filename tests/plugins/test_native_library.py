@@ -8,8 +8,8 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
-from support.bundles import BundleCache
-from support.operator_runs import MODULES, model_of, outputs_of
+from support.bundles.cache import BundleCache
+from support.operators.runs import MODULES, model_of, outputs_of
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.operator_runs import MODULES, model_of, outputs_of, run, session_of
+from support.operators.runs import MODULES, model_of, outputs_of, run, session_of
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case

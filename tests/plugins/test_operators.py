@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.operator_cases import ATTENTION_CASES, with_nan_query
-from support.operator_runs import MODULES, check, model_of, outputs_of, run, session_of
+from support.operators.cases import ATTENTION_CASES, with_nan_query
+from support.operators.runs import MODULES, check, model_of, outputs_of, run, session_of
 from support.tolerance import LUCK
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import OPERATORS, functions
@@ -399,8 +399,8 @@ def test_quantized_rows_give_the_same_bits_in_any_batch(library: Path | None) ->
 def test_quantized_operators_give_the_same_bits_on_every_instruction_set() -> None:
     program = """
 import hashlib
-from support.operator_cases import ATTENTION_CASES, with_nan_query
-from support.operator_runs import MODULES, run
+from support.operators.cases import ATTENTION_CASES, with_nan_query
+from support.operators.runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
 for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "HeadMatMul", "QuantizedGather"):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS
-from support.kernel_results import check_result, rounded
-from support.kernel_runs import run_on_host
-from support.operator_cases import MODULES, with_inputs
+from support.operators.cases import MODULES, with_inputs
+from support.operators.cuda_host import FLOATS, ORDERS
+from support.operators.kernel_results import check_result, rounded
+from support.operators.kernel_runs import run_on_host
 from tightbeam.plugins.ops._case import Array, Case
 
 beam_top_k, ngram_block = MODULES["BeamTopK"], MODULES["NGramBlock"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.operator_cases import GPU_MODULES
-from support.plugin_runs import node_of
+from support.operators.cases import GPU_MODULES
+from support.operators.plugin_runs import node_of
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt import compiler

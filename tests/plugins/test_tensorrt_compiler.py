@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.cuda_host import kernels
-from support.operator_cases import FOLDERS, GPU_MODULES
+from support.operators.cases import FOLDERS, GPU_MODULES
+from support.operators.cuda_host import kernels
 from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.compiler import CACHE, CompiledKernel, cache_folder, compile_kernel
 from tightbeam.plugins.tensorrt.errors import TensorRTError

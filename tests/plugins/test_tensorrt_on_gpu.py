@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from support.cuda_device import DeviceMemory, gpu_launcher
-from support.cuda_host import FLOATS
-from support.kernel_results import check_result, rounded
-from support.operator_cases import GPU_MODULES
-from support.plugin_runs import run_plugin
+from support.operators.cases import GPU_MODULES
+from support.operators.cuda_device import DeviceMemory, gpu_launcher
+from support.operators.cuda_host import FLOATS
+from support.operators.kernel_results import check_result, rounded
+from support.operators.plugin_runs import run_plugin
 from tightbeam.plugins.ops._case import Case
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 

@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 import pytest
 
-from support.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
-from support.kernel_results import check_result, rounded
-from support.kernel_runs import GPU, Ints, shapes_of, types_of
-from support.operator_cases import GPU_MODULES, outputs_of
-from support.operator_runs import model_of
-from support.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
+from support.operators.cases import GPU_MODULES, outputs_of
+from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
+from support.operators.kernel_results import check_result, rounded
+from support.operators.kernel_runs import GPU, Ints, shapes_of, types_of
+from support.operators.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
+from support.operators.runs import model_of
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt import native

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.operator_cases import with_inputs
-from support.operator_runs import check, run
+from support.operators.cases import with_inputs
+from support.operators.runs import check, run
 from support.tolerance import LUCK
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops._case import Case

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from support import cuda_host
-from support.operator_cases import GPU_MODULES
+from support.operators import cuda_host
+from support.operators.cases import GPU_MODULES
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 from tightbeam.plugins.tensorrt.native import Gpu
 from tools.gpu import _graph_times, _results, kernels, rates

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support import session_in_memory
+from support.runtimes import session_in_memory
 from tightbeam.export import export_model
 from tools.gpu import _results, sanitizer, step, tests
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from support.commands import Command, caller
 from tools.bench.memory import main, usage_of
 

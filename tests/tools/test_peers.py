@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
 from support.commands import Command, caller
 from tightbeam.deploy import Runner
 from tools.bench.peers.__main__ import main

@@ -18,11 +18,11 @@ import pytest
 import soundfile
 
 from support.audio import RATE_HZ, window_recordings
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.timestamps import TIMESTAMPS
+from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.commands import Command, caller
-from support.timestamps import TIMESTAMPS
-from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Bundle
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tools.real_check import published

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BartForConditionalGeneration
 
-from support.checkpoint_edits import edit_json
-from support.checkpoints import CheckpointCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import CheckpointCache
 from support.slow_cases import slow_unless
 from tools.zoo import season as command
 from tools.zoo._season.exact import Weights

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
 from tightbeam.export.writing.weights import plan_weights, write_weights

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from support.bundles import BundleCache
-from support.tensorrt_in_memory import engine_entry
+from support.bundles.cache import BundleCache
+from support.runtimes.tensorrt_in_memory import engine_entry
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import BuiltEngine, EngineEntry, engine_names, find_engine, load_engine
 from tightbeam.deploy.bundle.writer import file_entry, write_engine

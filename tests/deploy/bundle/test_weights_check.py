@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.manifest import FileEntry
 from tightbeam.deploy.bundle.reader import sha256_of

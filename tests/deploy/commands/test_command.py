@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from support.commands import MODULE, SHORT, Command, caller, process
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.run_model import run_model

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from support.commands import MODULE, SHORT, Done, process
 
 

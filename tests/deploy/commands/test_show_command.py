@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
 from support.commands import Command, Done, caller
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.operators import operators_note, operators_version

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from support.commands import Command, Done, caller
 from tightbeam.deploy.commands import build_trie
 from tightbeam.deploy.tries.file import read_trie

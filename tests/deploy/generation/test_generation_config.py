@@ -13,8 +13,8 @@ import torch
 from transformers import GenerationConfig
 
 from support.audio import chirp
-from support.bundles import BundleCache, with_generation
-from support.checkpoints import SENTENCES, WHISPER_GENERATION
+from support.bundles.cache import BundleCache, with_generation
+from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from tightbeam.deploy import GenerationError, NoEffectWarning, Runner
 from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
 from tightbeam.deploy.generation.layers import read_generation_config

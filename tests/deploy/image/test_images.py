@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 
-from support.image_checkpoints import images
+from support.checkpoints.image import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.inputs import image_files

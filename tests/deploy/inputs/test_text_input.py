@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from support.inputs import run_lines
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.fields import DORMANT, SUPPORTED, UNSUPPORTED

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES, WHISPER_GENERATION
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from support.commands import MODULE, SHORT, SUMMARY, Command, caller, process
 from support.inputs import read_features
 from tightbeam.deploy import InputError, Runner

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from support.commands import SHORT, Command, caller
 
 ARGUMENTS = (*SHORT, "--num-beams", "3", "--threads", "1")

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from support.cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
+from support.runtimes.cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
 from tightbeam.deploy.errors import DeviceError, RuntimeSetupError
 from tightbeam.deploy.runtimes import _cuda as device_module
 from tightbeam.deploy.runtimes._cuda import CudaDevice, StagedArrays, open_device

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import session_in_memory, tensorrt_in_memory
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_host import FLOATS
-from support.cuda_in_memory import CudaInMemory, expect_nothing_left
-from support.generate_runs import batch
-from support.runtime_comparison import ROWS, TRIES, expect_close, rows_and_tries, some_trie
-from support.timestamps import written_with_timestamps
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.checkpoints.timestamps import written_with_timestamps
+from support.operators.cuda_host import FLOATS
+from support.references.generate_runs import batch
+from support.runtimes import session_in_memory, tensorrt_in_memory
+from support.runtimes.comparison import ROWS, TRIES, expect_close, rows_and_tries, some_trie
+from support.runtimes.cuda_in_memory import CudaInMemory, expect_nothing_left
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import build_command
 from tightbeam.deploy.errors import EngineFileError, GenerationError

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.protobuf import fields, varint

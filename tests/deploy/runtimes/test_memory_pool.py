@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.cuda_in_memory import CudaInMemory
+from support.runtimes.cuda_in_memory import CudaInMemory
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
 

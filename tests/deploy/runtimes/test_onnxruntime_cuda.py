@@ -19,14 +19,14 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_runs import runs as causal_runs
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_in_memory import CudaInMemory, Work, expect_nothing_left, in_whole_batches
-from support.ending_models import ENDING, LENGTHS, often_ended
-from support.generate_runs import batch
-from support.runtime_comparison import SOURCES, expect_same, expect_same_result, runs_of
-from support.session_in_memory import ON_HOST, in_memory
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.references.causal_runs import runs as causal_runs
+from support.references.ending_models import ENDING, LENGTHS, often_ended
+from support.references.generate_runs import batch
+from support.runtimes.comparison import SOURCES, expect_same, expect_same_result, runs_of
+from support.runtimes.cuda_in_memory import CudaInMemory, Work, expect_nothing_left, in_whole_batches
+from support.runtimes.session_in_memory import ON_HOST, in_memory
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError, RuntimeSetupError
 from tightbeam.deploy.runtimes import onnxruntime_cuda

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_runs import runs as causal_runs
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_device import provider_library
-from support.ending_models import ENDING, LENGTHS, often_ended
-from support.generate_runs import SETTINGS, batch
-from support.runtime_comparison import expect_close, rows_and_tries, runs_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.operators.cuda_device import provider_library
+from support.references.causal_runs import runs as causal_runs
+from support.references.ending_models import ENDING, LENGTHS, often_ended
+from support.references.generate_runs import SETTINGS, batch
+from support.runtimes.comparison import expect_close, rows_and_tries, runs_of
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError

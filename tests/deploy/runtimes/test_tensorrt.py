@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_runs import prompts
-from support.causal_runs import runs as causal_runs
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_in_memory import Work, expect_nothing_left, in_whole_batches
-from support.ending_models import ENDING, LENGTHS, often_ended
-from support.generate_runs import batch
-from support.runtime_comparison import Array, expect_same, expect_same_result, runs_of
-from support.tensorrt_in_memory import LIMITS, InMemory, engine_entry, in_memory
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.references.causal_runs import prompts
+from support.references.causal_runs import runs as causal_runs
+from support.references.ending_models import ENDING, LENGTHS, often_ended
+from support.references.generate_runs import batch
+from support.runtimes.comparison import Array, expect_same, expect_same_result, runs_of
+from support.runtimes.cuda_in_memory import Work, expect_nothing_left, in_whole_batches
+from support.runtimes.tensorrt_in_memory import LIMITS, InMemory, engine_entry, in_memory
 from tightbeam.deploy import Bundle, BundleError, InputError, Runner
 from tightbeam.deploy.bundle.manifest import TensorEntry
 from tightbeam.deploy.errors import EngineFileError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.generate_runs import SETTINGS, batch
-from support.runtime_comparison import expect_close, rows_and_tries
+from support.bundles.cache import BundleCache
+from support.references.generate_runs import SETTINGS, batch
+from support.runtimes.comparison import expect_close, rows_and_tries
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.compare import compare_runtimes, sources_of

@@ -10,8 +10,8 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from support.made_up_decoder import EOS, Faults, MadeUpAlone, MadeUpDecoding, MadeUpRuntime, options_of
-from support.searches import search
+from support.searches.driver import search
+from support.searches.made_up_decoder import EOS, Faults, MadeUpAlone, MadeUpDecoding, MadeUpRuntime, options_of
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler

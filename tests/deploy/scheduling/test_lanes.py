@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import ExecutionError

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlone, MadeUpRuntime, options_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
 from support.options import resolve_options
-from support.searches import search
+from support.searches.driver import search
+from support.searches.made_up_decoder import DEFAULTS, EOS, VOCABULARY, Faults, MadeUpAlone, MadeUpRuntime, options_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.runtimes import onnxruntime_cpu

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import session_in_memory, tensorrt_in_memory
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.cuda_in_memory import expect_nothing_left
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.runtimes import session_in_memory, tensorrt_in_memory
+from support.runtimes.cuda_in_memory import expect_nothing_left
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.scheduling.events import NullEvents

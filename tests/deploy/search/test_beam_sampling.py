@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.chi_square import MOST, chi_square
 from support.options import resolve_options
+from support.references.warpers import torch_scores
+from support.searches.chi_square import MOST, chi_square
 from support.slow_cases import slow_unless
-from support.warpers import torch_scores
 from tightbeam.deploy.errors import NonFiniteError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Runner, SearchResult, search
 from tightbeam.deploy.errors import InputError
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.bundles import BundleCache
-from support.ending_models import ENDING, LENGTHS, often_ended
-from support.expected import expect_equal
-from support.generate_runs import batch
+from support.bundles.cache import BundleCache
 from support.options import resolve_options
-from support.searches import search
-from support.whole_batch_search import search_together
+from support.references.ending_models import ENDING, LENGTHS, often_ended
+from support.references.expected import expect_equal
+from support.references.generate_runs import batch
+from support.searches.driver import search
+from support.searches.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runtimes import onnxruntime_cpu

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.hashed_logits import VOCABULARY
-from support.hashed_step import HashedStep, options_of
-from support.warpers import warpers_of
+from support.references.warpers import warpers_of
+from support.searches.hashed_logits import VOCABULARY
+from support.searches.hashed_step import HashedStep, options_of
 from tightbeam.deploy.arrays import Floats, Ints
 from tightbeam.deploy.generation.confidence import Confidence, Measured
 from tightbeam.deploy.generation.options import GenerationOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.hashed_step import HashedStep, cases_of, options_of
-from support.searches import search
+from support.searches.driver import search
+from support.searches.hashed_step import HashedStep, cases_of, options_of
 
 CASES = [(name, case) for name in ("groups", "words") for case in cases_of(name)]
 

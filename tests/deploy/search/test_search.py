@@ -22,7 +22,7 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsProcessor
 
 from support.options import resolve_options
-from support.searches import search
+from support.searches.driver import search
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.beam import BeamSearch

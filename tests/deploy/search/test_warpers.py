@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.chi_square import MOST, chi_square
-from support.warpers import torch_probabilities
+from support.references.warpers import torch_probabilities
+from support.searches.chi_square import MOST, chi_square
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.draws import drawn, drawn_from_row
 from tightbeam.deploy.search.rows import largest

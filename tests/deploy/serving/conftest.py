@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.repositories import Command, caller
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.serving.repositories import Command, caller
 from tightbeam.deploy import Runner
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
-from support.fake_triton import FakeRequest, FakeTriton
-from support.served import until
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
+from support.serving.fake_triton import FakeRequest, FakeTriton
+from support.serving.served import until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving import backend as backend_module

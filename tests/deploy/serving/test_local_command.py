@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import served
 from support.audio import chirp
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from support.inputs import transcribe
+from support.serving import served
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.serve_local import app
 from tightbeam.deploy.inputs.audio_files import read_audio, windows

@@ -14,11 +14,11 @@ import pytest
 from transformers.models.whisper import tokenization_whisper
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.timestamps import with_timestamps
+from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.inputs import run_windows
-from support.timestamps import with_timestamps
-from support.triton_requests import EventLog, audio_request, run
-from support.whisper_tokenizer import whisper_tokenizer
+from support.serving.triton_requests import EventLog, audio_request, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.audio_files import read_blocks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.audio import RATE_HZ, chirp
-from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
+from support.serving.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.inputs.output import Output

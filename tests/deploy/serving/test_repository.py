@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.repositories import Command, config_of, content
-from support.triton_requests import run
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.serving.repositories import Command, config_of, content
+from support.serving.triton_requests import run
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.repository import models as repository_module

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.repositories import Command, Done, config_of, content
+from support.serving.repositories import Command, Done, config_of, content
 from tightbeam.deploy import Runner
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.fake_triton import FakeRequest, FakeTriton, broadcast
+from support.serving.fake_triton import FakeRequest, FakeTriton, broadcast
 from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.serving.backend.responses import Responder, tensors_of
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Row, Token

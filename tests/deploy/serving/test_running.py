@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from support.audio import RATE_HZ, chirp
-from support.checkpoints import SENTENCES
+from support.checkpoints.families import SENTENCES
+from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.inputs import read_features, transcribe
-from support.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
-from support.whisper_tokenizer import whisper_tokenizer
+from support.serving.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.text.detokenizer import HALF

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.triton_requests import EventLog, ids_request, run
+from support.bundles.cache import BundleCache
+from support.serving.triton_requests import EventLog, ids_request, run
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.serving.backend.responses import tensors_of

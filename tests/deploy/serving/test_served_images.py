@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.image_checkpoints import images
-from support.triton_requests import run
+from support.bundles.cache import BundleCache
+from support.checkpoints.image import images
+from support.serving.triton_requests import run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.images import ImageReader
 from tightbeam.deploy.serving.protocol.messages import Request, Row

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
-from support.triton_requests import ids_request, run
+from support.bundles.cache import BundleCache
+from support.serving.triton_requests import ids_request, run
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.serving.repository.config import RepositoryError, ServingSettings
 from tightbeam.deploy.serving.repository.models import write_model

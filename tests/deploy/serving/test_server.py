@@ -23,14 +23,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_blocking
 
-from support import served
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
-from support.image_checkpoints import images
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
+from support.checkpoints.image import images
+from support.checkpoints.timestamps import written_with_timestamps
 from support.inputs import run_windows
-from support.served import Response, Send, metrics, processes, texts, until
-from support.timestamps import written_with_timestamps
+from support.serving import served
+from support.serving.served import Response, Send, metrics, processes, texts, until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.server.triton_server import ServerError
 

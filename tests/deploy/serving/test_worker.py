@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
-from support.triton_requests import ids_request, text_request
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
+from support.serving.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES
 from tightbeam.deploy import Runner
 from tightbeam.deploy.text.detokenizer import HALF, IncrementalDetokenizer
 

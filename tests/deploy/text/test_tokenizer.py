@@ -16,10 +16,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from support.bundles import BundleCache
-from support.checkpoints import SENTENCES, CheckpointCache
-from support.triton_requests import ids_request, text_request
-from support.triton_requests import run as run_requests
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import SENTENCES, CheckpointCache
+from support.serving.triton_requests import ids_request, text_request
+from support.serving.triton_requests import run as run_requests
 from tightbeam.deploy import BundleError, InputError, Runner
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec, load_codec
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
-from support.bundles import BundleCache
-from support.causal_checkpoints import CAUSAL_CLASSES
-from support.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
-from support.expected import expect_equal, generate
+from support.bundles.cache import BundleCache
+from support.checkpoints.causal import CAUSAL_CLASSES
+from support.references.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
+from support.references.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.runtimes._padded_history import banned_by_padding

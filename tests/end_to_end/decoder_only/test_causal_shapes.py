@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from support.bundles import BundleCache
-from support.causal_runs import SETTINGS, prompts, runs
-from support.expected import expect_equal
+from support.bundles.cache import BundleCache
+from support.references.causal_runs import SETTINGS, prompts, runs
+from support.references.expected import expect_equal
 from support.slow_cases import slow_unless
 from tightbeam.deploy import GenerationError, Runner
 from tightbeam.deploy.bundle.writer import write_bundle

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json
-from support.checkpoints import SENTENCES, CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import SENTENCES, CheckpointCache
 from support.inputs import run_lines
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner

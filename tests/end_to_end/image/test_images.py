@@ -16,14 +16,14 @@ import pytest
 import torch
 import transformers
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.image import IMAGE_FAMILIES, PATCHES, images
 from support.commands import SHORT, caller
-from support.image_checkpoints import IMAGE_FAMILIES, PATCHES, images
+from support.serving.triton_requests import run as run_requests
 from support.slow_cases import slow_unless
 from support.tolerance import assert_runs_close
-from support.triton_requests import run as run_requests
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.image.patches import PatchProcessor

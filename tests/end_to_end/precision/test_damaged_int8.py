@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import BundleError
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from support.checkpoint_edits import edit_json
-from support.checkpoints import CheckpointCache
-from support.ill_conditioned import OWN_2, spoil
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.ill_conditioned import OWN_2, spoil
 from support.tolerance import assert_runs_close, error
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.engine_files import load_engine

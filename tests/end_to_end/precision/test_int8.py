@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console, RenderableType
 from safetensors.numpy import load_file, save_file
 
-from support.batch_independence import check_samples_alone
-from support.bundles import BundleCache
-from support.causal_checkpoints import CAUSAL_CLASSES
-from support.checkpoints import CLASSES, CheckpointCache
-from support.speech_checkpoints import RECORDING_FAMILIES
+from support.bundles.cache import BundleCache
+from support.checkpoints.causal import CAUSAL_CLASSES
+from support.checkpoints.families import CLASSES, CheckpointCache
+from support.checkpoints.speech import RECORDING_FAMILIES
+from support.searches.batch_independence import check_samples_alone
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.commands.run_model import main as run_model
 from tightbeam.deploy.compare import compare_runtimes, sources_of

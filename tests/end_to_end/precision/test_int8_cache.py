@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from support.batch_independence import check_samples_alone
-from support.bundles import BundleCache
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import CheckpointCache
+from support.searches.batch_independence import check_samples_alone
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle_facts import cache_bytes, report_of, workload_of
 from tightbeam.deploy.compare import compare_runtimes, sources_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from support.commands import caller
-from support.generate_runs import batch
+from support.references.generate_runs import batch
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.bundles.demo import demo_bundle
 from support.commands import caller
-from support.demo_bundle import demo_bundle
-from support.hashed_step import cases_of
-from support.session_in_memory import in_memory
+from support.runtimes.session_in_memory import in_memory
+from support.searches.hashed_step import cases_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.scheduling.events import NullEvents

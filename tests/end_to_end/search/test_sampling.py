@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.bundles import BundleCache
+from support.bundles.cache import BundleCache
 from support.commands import caller
-from support.expected import generate
-from support.generate_runs import batch
-from support.warpers import draws_of_ours
+from support.references.expected import generate
+from support.references.generate_runs import batch
+from support.references.warpers import draws_of_ours
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.sampling import Sampling

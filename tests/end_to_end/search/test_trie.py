@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from support.bundles import BundleCache
-from support.causal_runs import prompts
-from support.expected import generate
-from support.generate_runs import batch
+from support.bundles.cache import BundleCache
 from support.inputs import run_lines
+from support.references.causal_runs import prompts
+from support.references.expected import generate
+from support.references.generate_runs import batch
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError

@@ -15,14 +15,14 @@ import torch
 import transformers
 
 from support.audio import RATE_HZ, Array, chirp
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import CheckpointCache
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.image import PATCHES
+from support.checkpoints.speech import RECORDING_FAMILIES
 from support.commands import SHORT, caller
-from support.image_checkpoints import PATCHES
 from support.inputs import run_recordings
 from support.slow_cases import slow_unless
-from support.speech_checkpoints import RECORDING_FAMILIES
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.extractors import extractor_of

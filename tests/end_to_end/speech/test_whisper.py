@@ -17,9 +17,9 @@ import torch
 import transformers
 
 from support.audio import RATE_HZ, Array, chirp
-from support.bundles import BundleCache, with_generation
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import WHISPER_GENERATION, CheckpointCache
+from support.bundles.cache import BundleCache, with_generation
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import WHISPER_GENERATION, CheckpointCache
 from support.inputs import read_features, run_windows, transcribe
 from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from support.audio import RATE_HZ, chirp, window_recordings
-from support.bundles import BundleCache
-from support.checkpoints import WHISPER_GENERATION
-from support.timestamps import generate, with_timestamps
+from support.bundles.cache import BundleCache
+from support.checkpoints.families import WHISPER_GENERATION
+from support.checkpoints.timestamps import generate, with_timestamps
+from support.serving.triton_requests import run
 from support.tolerance import allowed, error
-from support.triton_requests import run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import GenerationError, InputError

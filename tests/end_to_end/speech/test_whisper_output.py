@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.timestamps import with_timestamps
+from support.bundles.cache import BundleCache
+from support.checkpoints.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import TextSegment

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from support.audio import RATE_HZ, chirp
-from support.bundles import BundleCache
-from support.timestamps import generate, with_timestamps
+from support.bundles.cache import BundleCache
+from support.checkpoints.timestamps import generate, with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.timestamps import TimestampRules

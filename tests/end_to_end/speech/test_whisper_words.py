@@ -14,12 +14,12 @@ from transformers.models.whisper import generation_whisper, tokenization_whisper
 from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, chirp, window_recordings
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json
-from support.checkpoints import WHISPER_GENERATION
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json
+from support.checkpoints.families import WHISPER_GENERATION
+from support.checkpoints.timestamps import generate, with_timestamps
+from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.inputs import run_windows
-from support.timestamps import generate, with_timestamps
-from support.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.alignment import attention_of, time_warping
 from tightbeam.deploy.commands import run_model

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import LEDConfig, LEDForConditionalGeneration, LongT5Config, LongT5ForConditionalGeneration
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import CheckpointCache, randomise
-from support.expected import expect_equal, expected_of
-from support.generate_runs import SETTINGS, batch, runs_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import CheckpointCache, randomise
+from support.references.expected import expect_equal, expected_of
+from support.references.generate_runs import SETTINGS, batch, runs_of
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle_facts import report_of, workload_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from support.bundles import BundleCache
-from support.expected import expect_equal
-from support.generate_runs import SETTINGS, batch, runs_of
+from support.bundles.cache import BundleCache
+from support.references.expected import expect_equal
+from support.references.generate_runs import SETTINGS, batch, runs_of
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export.writing.entries import sizes_of

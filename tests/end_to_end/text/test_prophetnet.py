@@ -10,11 +10,11 @@ import torch
 from transformers import ProphetNetTokenizer
 from transformers.models.prophetnet.modeling_prophetnet import compute_all_stream_relative_buckets
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import CheckpointCache
-from support.expected import expect_equal
-from support.generate_runs import SETTINGS, batch, runs_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import CheckpointCache
+from support.references.expected import expect_equal
+from support.references.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export import export_model

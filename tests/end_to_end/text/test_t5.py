@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import CheckpointCache
-from support.expected import expect_equal
-from support.generate_runs import SETTINGS, batch, runs_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import CheckpointCache
+from support.references.expected import expect_equal
+from support.references.generate_runs import SETTINGS, batch, runs_of
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import load_checkpoint

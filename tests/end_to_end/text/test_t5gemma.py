@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from support.bundles import BundleCache
-from support.checkpoint_edits import edit_json, refusal
-from support.checkpoints import DEFAULTS, CheckpointCache
-from support.expected import expect_equal
-from support.generate_runs import SETTINGS, runs_of
+from support.bundles.cache import BundleCache
+from support.checkpoints.edits import edit_json, refusal
+from support.checkpoints.families import DEFAULTS, CheckpointCache
+from support.references.expected import expect_equal
+from support.references.generate_runs import SETTINGS, runs_of
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model

@@ -10,7 +10,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import M2M100ForConditionalGeneration, PreTrainedTokenizerFast
 
-from support.checkpoints import SENTENCES, make_checkpoint, make_tokenizer
+from support.checkpoints.families import SENTENCES, make_checkpoint, make_tokenizer
 from support.commands import process
 from tightbeam.deploy import GenerationError, Runner
 from tightbeam.export import export_model

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from support.pass_runs import empty_caches, random_run, run_step, sessions, step_feeds
+from support.passes.runs import empty_caches, random_run, run_step, sessions, step_feeds
 from tightbeam.graph_passes import ModelGraphs
 
 B, M, T = 3, 2, 6

@@ -3,7 +3,7 @@
 Run it in an environment of its own, at the root of the repository:
 
     python -m venv build/removed && build/removed/bin/pip install transformers==4.56.2 torch==2.13.0 numpy
-    build/removed/bin/python tests/support/removed_searches.py
+    build/removed/bin/python tests/support/searches/removed_searches.py
 
 Each file is a list of cases: the settings, the rows that the samples begin with, and the sequences and scores of
 `model.generate`.
@@ -24,10 +24,10 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixi
 from transformers.generation.beam_search import ConstrainedBeamSearchScorer
 from transformers.modeling_outputs import CausalLMOutput
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.hashed_logits import VOCABULARY, hashed_logits  # noqa: E402
+from support.searches.hashed_logits import VOCABULARY, hashed_logits  # noqa: E402
 
 FOLDER = ROOT / "tests" / "data" / "removed-searches"
 RELEASE = "4.56.2"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from support.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
+from support.runtimes.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from support.kernel_runs import Memory, Tensors, run_kernels, types_of
-from support.operator_cases import outputs_of
+from support.operators.cases import outputs_of
+from support.operators.kernel_runs import Memory, Tensors, run_kernels, types_of
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.distribution import load_tensorrt
 from tightbeam.plugins.tensorrt.launcher import Launcher

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from support.bundles import BundleCache, with_generation
-from support.checkpoints import WHISPER_GENERATION
+from support.bundles.cache import BundleCache, with_generation
+from support.checkpoints.families import WHISPER_GENERATION
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.export.checkpoint.quiet import quiet_transformers

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.cuda_host import GuardedMemory
+from support.operators.cuda_host import GuardedMemory
 from tightbeam.plugins.library import cuda_library
 from tightbeam.plugins.ops._case import Array
 from tightbeam.plugins.tensorrt.compiler import CACHE

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from support.bundles import BundleCache
-from support.generate_runs import batch
+from support.bundles.cache import BundleCache
+from support.references.generate_runs import batch
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS
 from tightbeam.deploy.bundle.reader import Bundle

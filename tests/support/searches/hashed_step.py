@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from support.hashed_logits import VOCABULARY, hashed_logits
 from support.options import resolve_options
+from support.searches.hashed_logits import VOCABULARY, hashed_logits
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import Candidates, StepInputs
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import Rows
 
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "removed-searches"
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "removed-searches"
 
 
 def cases_of(name: str) -> list[dict[str, Any]]:

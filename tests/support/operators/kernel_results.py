@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from support.cuda_host import FLOATS
-from support.operator_cases import MODULES, check_candidates
+from support.operators.cases import MODULES, check_candidates
+from support.operators.cuda_host import FLOATS
 from support.tolerance import assert_close
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.beam_attention import cases as beam_attention

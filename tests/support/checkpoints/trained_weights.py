@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.checkpoint_edits import edit_json
+from support.checkpoints.edits import edit_json
 from tools.zoo._season.exact import Weights, change_values, scale_norm
 from tools.zoo._season.layout import FAMILIES, Layout
 from tools.zoo._season.levels import LEVELS, season

@@ -52,9 +52,9 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from support.causal_checkpoints import CAUSAL_CLASSES, causal_config, randomise_causal
-from support.image_checkpoints import IMAGE_FAMILIES, PATCHES, image_model, patch_model, save_processor
-from support.speech_checkpoints import RECORDING_FAMILIES, save_extractor, speech_model
+from support.checkpoints.causal import CAUSAL_CLASSES, causal_config, randomise_causal
+from support.checkpoints.image import IMAGE_FAMILIES, PATCHES, image_model, patch_model, save_processor
+from support.checkpoints.speech import RECORDING_FAMILIES, save_extractor, speech_model
 
 STD = {
     **{"position_embeddings": 1.0, "ngram_embeddings": 0.1, "query_proj": 1.0, "value_proj": 0.4},

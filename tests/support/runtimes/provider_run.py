@@ -1,6 +1,6 @@
 """A bundle on ONNX Runtime's CUDA provider over the stand-in for CUDA: placement of its nodes, and calls of a step.
 
-python tests/support/provider_run.py BUNDLE: prints JSON. The environment names the stand-in
+python tests/support/runtimes/provider_run.py BUNDLE: prints JSON. The environment names the stand-in
 (LD_LIBRARY_PATH), its log (CUDA_STAND_IN_LOG), onnxruntime-gpu (PYTHONPATH) and our library,
 linked to a shared runtime (TIGHTBEAM_LIBRARY).
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from support.cuda_in_memory import Code, CudaInMemory, Work
+from support.runtimes.cuda_in_memory import Code, CudaInMemory, Work
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.compare import sources_of
 from tightbeam.deploy.runtimes import onnxruntime_cuda

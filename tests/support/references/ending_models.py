@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from support.expected import generate
+from support.references.expected import generate
 
 LENGTHS = (11, 3, 7, 1, 9, 5, 2, 8)
 ENDING: tuple[dict[str, Any], ...] = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support.operator_cases import MODULES
+from support.operators.cases import MODULES
 from tightbeam.plugins.ops._case import Case
 
 __all__ = ["LONG", "SEED", "fresh_case", "repeatable"]

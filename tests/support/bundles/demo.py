@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.traces import traced
+from support.bundles.traces import traced
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files

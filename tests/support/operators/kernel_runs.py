@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from support.cuda_host import FLOATS, GuardedMemory, HostLauncher
-from support.operator_cases import outputs_of
+from support.operators.cases import outputs_of
+from support.operators.cuda_host import FLOATS, GuardedMemory, HostLauncher
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.tensorrt.launcher import Launcher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.causal_checkpoints import CAUSAL_CLASSES
-from support.causal_runs import VARIANTS
+from support.checkpoints.causal import CAUSAL_CLASSES
+from support.references.causal_runs import VARIANTS
 
 CAUSAL = [(family, variant) for family in CAUSAL_CLASSES for variant in VARIANTS.get(family, ("dedup",))]

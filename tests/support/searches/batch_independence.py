@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.generate_runs import batch
+from support.references.generate_runs import batch
 from tightbeam.deploy import Runner
 
 LENGTHS = (5, 11, 11, 23, 7, 11)

@@ -1,5 +1,7 @@
-"""A tiny tokenizer of Whisper's class for the vocabulary of `support.timestamps.TIMESTAMPS`: bytes, halves of
-characters, punctuation, and tokens of languages, tasks and timestamps."""
+"""A tiny tokenizer of the class that Whisper has, for the vocabulary `TIMESTAMPS` of `support.checkpoints.timestamps`.
+
+Its tokens are bytes, halves of characters, punctuation, and tokens of languages, tasks and timestamps.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support.checkpoint_edits import edit_weights
+from support.checkpoints.edits import edit_weights
 
 OWN_2 = "model.decoder.layers.2.self_attn.k_proj.weight"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from support.generate_runs import batch
+from support.references.generate_runs import batch
 from tightbeam.deploy import Runner
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.deploy.tries.trie import Trie

@@ -32,7 +32,7 @@ from tightbeam.graph_passes import ModelGraphs
 
 __all__ = ["REPLACED", "traced", "weights_of", "with_weights"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "test-cache"
 UNUSED_S = 6 * 3600
 """Traces of other sources are removed when no run of the tests has used them for so long."""

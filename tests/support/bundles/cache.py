@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from support.checkpoints import CheckpointCache
-from support.traces import traced
+from support.bundles.traces import traced
+from support.checkpoints.families import CheckpointCache
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle

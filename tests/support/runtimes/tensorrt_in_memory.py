@@ -9,7 +9,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from support.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
+from support.runtimes.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import (
     ENGINE_VERSION,

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from support.operator_cases import MODULES, check_candidates, outputs_of
+from support.operators.cases import MODULES, check_candidates, outputs_of
 from support.tolerance import assert_close
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array, Case

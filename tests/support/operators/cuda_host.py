@@ -26,8 +26,8 @@ from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
 __all__ = ["FLOATS", "ORDERS", "GuardedMemory", "HostKernels", "HostLauncher", "kernels"]
 
-ROOT = Path(__file__).resolve().parents[2]
-SHIM = ROOT / "tests" / "support" / "cuda_shim"
+ROOT = Path(__file__).resolve().parents[3]
+SHIM = ROOT / "tests" / "support" / "operators" / "cuda_shim"
 PLUGINS = ROOT / "plugins"
 BUILD = ROOT / "build" / "cuda_shim"
 
