@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 
 from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
+from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.ray.partition import FieldNames
@@ -33,9 +36,9 @@ HINTS = {
     ),
     **dict.fromkeys(("--model", "--bundle"), "the bundle is the first argument: run-model BUNDLE FILE"),
     **dict.fromkeys(("--input", "--src", "--text"), "inputs are files, or - for standard input: run-model BUNDLE FILE"),
-    **dict.fromkeys(("--output-dir", "--out"), "the place of the results is --output"),
+    **dict.fromkeys(("--output-dir", "--out"), "results are written to --output"),
     "--output-format": "the format of the results is --format",
-    "--vad-filter": "windows of silence are left out by --silence-threshold-db",
+    "--vad-filter": "windows of silence are skipped by --silence-threshold-db",
     **dict.fromkeys(
         (
             f"--{name.replace('_', '-')}"
@@ -56,14 +59,15 @@ def main() -> None:
 
 @app.command()
 def run_model(
+    context: typer.Context,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
     sources: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Text files with one input a line, run in this order; - is standard input, the default. For Whisper: "
-            "audio files, or text files with the name of an audio file in each line; for models that read images, "
-            "image files likewise.",
+            help="Text files with one input a line, run in this order; - is standard input, the default. A speech "
+            "model takes audio files, or text files with the name of an audio file in each line; a model that reads "
+            "images takes image files likewise.",
             show_default=False,
         ),
     ] = None,
@@ -73,15 +77,15 @@ def run_model(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the results to FILE, each as soon as it is there; - is standard output.",
+            help="Write the results to FILE, each as soon as it is made; - is standard output.",
         ),
     ] = STDOUT,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="OUTPUT",
-            help="Go on with a run that was cut: keep the whole results in the file OUTPUT, and add those that are "
-            "missing. The files and options are those of that run.",
+            help="Continue a run that was interrupted: keep the complete results in the file OUTPUT, and add the "
+            "missing ones. Pass the same files and options as for that run.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the content of the --output file.")] = False,
@@ -92,15 +96,16 @@ def run_model(
         bool,
         typer.Option(
             "--json",
-            help="Write one JSON object for each input, in place of text; with several files it names the file.",
+            help="Write one JSON object for each input, in place of text. With several files each object names "
+            "its file.",
         ),
     ] = False,
     result_format: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="Format of the results: text, json (as --json), or for Whisper srt and vtt, subtitles: one file, or "
-            "with several recordings one for each in the folder --output.",
+            help="Format of the results: text, json (the same as --json), or subtitles made by Whisper: srt or vtt. "
+            "The subtitles of several recordings are one file each, in the folder --output.",
         ),
     ] = None,
     stream: Annotated[
@@ -121,8 +126,8 @@ def run_model(
         typer.Option(
             metavar="FIELD",
             help="Read each line as a JSON object with the text in FIELD (with --ids the token ids, for recordings and "
-            "images the name of a file). Its other fields are settings of this line by the names of model.generate, "
-            "such as num_beams, or truncate.",
+            "images the name of a file). Its other fields are settings of this line: truncate, and arguments of "
+            "model.generate such as num_beams.",
         ),
     ] = None,
     document: Annotated[
@@ -134,14 +139,13 @@ def run_model(
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Inputs that run together, 8 by default; as one ends, the next joins."),
+        typer.Option(min=1, help="Inputs that run together, 8 by default; when one ends, the next joins."),
     ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Rows (inputs x beams) that run together, in place of --batch-size, where lines have beams of their "
-            "own.",
+            help="Rows (inputs x beams) that run together, in place of --batch-size, if lines have beams of their own.",
         ),
     ] = None,
     engine: Annotated[
@@ -155,8 +159,8 @@ def run_model(
         int | None,
         typer.Option(
             min=1,
-            help="Threads of one operator on the CPU; by default one for each core that this process may use. 1 is the "
-            "least work for a model of a few million parameters, and for any model where all cores are busy.",
+            help="Threads of one operator on the CPU; by default one for each core that this process may use. 1 costs "
+            "the least processor time for a model of a few million parameters, and whenever all cores are busy.",
         ),
     ] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beams of beam search; 1 is greedy search.")] = None,
@@ -167,11 +171,11 @@ def run_model(
         ),
     ] = None,
     num_beam_groups: Annotated[
-        int | None, typer.Option(help="Groups of beams, each of which avoids the tokens that those before it choose.")
+        int | None, typer.Option(help="Groups of beams; each group avoids the tokens that earlier groups choose.")
     ] = None,
     diversity_penalty: Annotated[
         float | None,
-        typer.Option(help="Taken off a token's score for each beam of an earlier group that chose it in this step."),
+        typer.Option(help="Penalty on a token for each beam of an earlier group that chose it in this step."),
     ] = None,
     do_sample: Annotated[
         bool | None,
@@ -182,23 +186,24 @@ def run_model(
     temperature: Annotated[
         str | None,
         typer.Option(
-            help="Scores are divided by it before tokens are drawn; below 1 favours likely tokens. For Whisper one "
+            help="Divisor of the scores before tokens are drawn; below 1 favours likely tokens. For Whisper, one value "
             "for each attempt at a window, such as 0,0.2,0.4."
         ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw among this many most likely tokens; 0 is all, and 50 the usual default.")
+        int | None, typer.Option(help="Draw among this many most likely tokens; 0 means all. The usual default is 50.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw among the fewest most likely tokens with this probability together.")
+        float | None,
+        typer.Option(help="Draw among the smallest set of most likely tokens that together have this probability."),
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Draw among tokens of at least this share of the best one's probability.")
+        float | None, typer.Option(help="Draw among tokens with at least this share of the best token's probability.")
     ] = None,
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Draw among the most typical tokens with this probability together (locally typical sampling)."
+            help="Draw among the most typical tokens that together have this probability (locally typical sampling)."
         ),
     ] = None,
     seed: Annotated[
@@ -206,10 +211,10 @@ def run_model(
         typer.Option(help="Seed of the draws: the same input gives the same output whatever else runs."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens generated, start token and prompt excluded.")
+        int | None, typer.Option(help="The most tokens to generate, start token and prompt excluded.")
     ] = None,
     min_new_tokens: Annotated[
-        int | None, typer.Option(help="The fewest tokens generated, start token and prompt excluded.")
+        int | None, typer.Option(help="The fewest tokens to generate, start token and prompt excluded.")
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="The most tokens of a sequence, start token or prompt included.")
@@ -237,17 +242,18 @@ def run_model(
         bool | None,
         typer.Option(
             "--return-timestamps/--no-return-timestamps",
-            help="Predict timestamps, and go through recordings by them: the default beyond one window; Whisper only.",
+            help="Predict timestamps, and cut recordings into windows by them: the default beyond one window; "
+            "Whisper only.",
         ),
     ] = None,
-    word_timestamps: Annotated[
-        bool,
+    return_token_timestamps: Annotated[
+        bool | None,
         typer.Option(
             "--word-timestamps",
-            help="Give the words of each segment with their times and probabilities, with --json; with --format srt or "
-            "vtt the times of subtitles are those of their words; Whisper only.",
+            help="With --json, give the words of each segment with their times and probabilities. With --format srt or "
+            "vtt, time subtitles by their words. Whisper only.",
         ),
-    ] = False,
+    ] = None,
     max_words_per_line: Annotated[
         int | None, typer.Option(min=1, help="The most words of a subtitle; with --word-timestamps.")
     ] = None,
@@ -255,12 +261,12 @@ def run_model(
         bool | None,
         typer.Option(
             "--condition-on-prev-tokens/--no-condition-on-prev-tokens",
-            help="Give each window the tokens of those before it as context; Whisper only.",
+            help="Give each window the tokens of earlier windows as context; Whisper only.",
         ),
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(help="Text that the first window begins with, as if said before: names, spelling; Whisper only."),
+        typer.Option(help="Text that precedes the first window, such as names in their spelling; Whisper only."),
     ] = None,
     prompt_condition_type: Annotated[
         str | None,
@@ -272,7 +278,7 @@ def run_model(
     decoder_input_text: Annotated[
         str | None,
         typer.Option(
-            help="Text that each output begins with, such as the task prompt of a Donut, <s_cord-v2>; of models with "
+            help="Text that each output begins with, such as the task prompt of a Donut, <s_cord-v2>; for models with "
             "an encoder."
         ),
     ] = None,
@@ -284,17 +290,18 @@ def run_model(
     ] = None,
     logprob_threshold: Annotated[
         float | None,
-        typer.Option(help="Run a window again if the mean log-probability of its tokens is lower; Whisper only."),
+        typer.Option(help="Run a window again if the mean log-probability of its tokens is below this; Whisper only."),
     ] = None,
     no_speech_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Skip a window if its probability of no speech is higher and its tokens are unlikely; Whisper only."
+            help="Skip a window if its probability of no speech is above this and its tokens are unlikely; Whisper "
+            "only."
         ),
     ] = None,
     silence_threshold_db: Annotated[
         float | None,
-        typer.Option(help="Skip windows without sound above this level in dBFS, such as -45; Whisper only."),
+        typer.Option(help="Skip windows that are never louder than this level in dBFS, such as -45; Whisper only."),
     ] = None,
     min_speech_s: Annotated[
         float | None,
@@ -303,12 +310,12 @@ def run_model(
     early_stopping: Annotated[
         str | None,
         typer.Option(
-            help="End of beam search once num_beams sequences are finished: true (at once), false (a heuristic) or "
-            "never (when none can improve)."
+            help="When beam search ends after num_beams sequences are finished: true (at once), false (by a heuristic) "
+            "or never (when no sequence can improve the result)."
         ),
     ] = None,
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="Forbid n-grams of this size to occur twice.")
+        int | None, typer.Option(help="Forbid any n-gram of this size to occur twice.")
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Penalty on tokens that occurred before; above 1 makes them less likely.")
@@ -342,7 +349,7 @@ def run_model(
         typer.Option(
             "--ray",
             help="Run on the Ray cluster at RAY_ADDRESS, else on one that is started here. FILE may then be a folder "
-            "of .txt, .jsonl and .parquet files, and --output is a folder, where a second run does what is missing.",
+            "of .txt, .jsonl and .parquet files. --output is a folder, and a second run adds the missing results.",
         ),
     ] = False,
     text_field: Annotated[
@@ -354,7 +361,7 @@ def run_model(
     ] = None,
     key_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that is copied to the results as key. With --ray."),
+        typer.Option(metavar="NAME", help="Field or column that is copied to the results as 'key'. With --ray."),
     ] = None,
     partition_rows: Annotated[
         int | None,
@@ -365,83 +372,36 @@ def run_model(
     """Generate from every line of the files with a bundle, and write one line for each.
 
     The defaults of the search options are the checkpoint's own. With --json, "tokens" are the ids from the start token
-    on; those of a decoder-only model, like its text, begin after the prompt.
+    on. The tokens and the text of a decoder-only model begin after the prompt.
 
-    A line that cannot be run is an error of its own, and gives an empty line. A file of which none of the first ten
-    lines can be read, or which is binary, is one error, and nothing is run.
+    A line that cannot be run is an error of its own, and gives an empty line. Nothing is run if a file is binary, or
+    if none of its first ten lines can be read.
 
-    Inputs, generated tokens, seconds and peak memory are on standard error at the end.
+    A summary on standard error ends the run: inputs, generated tokens, seconds and peak memory.
     """
-    given = {
-        "num_beams": num_beams,
-        "num_return_sequences": num_return_sequences,
-        "num_beam_groups": num_beam_groups,
-        "diversity_penalty": diversity_penalty,
-        "do_sample": do_sample,
-        "temperature": _temperature(temperature),
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "max_length": max_length,
-        "min_length": min_length,
-        "length_penalty": length_penalty,
-        "language": language,
-        "task": task,
-        "source_language": source_language,
-        "target_language": target_language,
-        "return_timestamps": return_timestamps,
-        "return_token_timestamps": word_timestamps or None,
-        "condition_on_prev_tokens": condition_on_prev_tokens,
-        "prompt": prompt,
-        "prompt_condition_type": prompt_condition_type,
-        "decoder_input_text": decoder_input_text,
-        "compression_ratio_threshold": compression_ratio_threshold,
-        "logprob_threshold": logprob_threshold,
-        "no_speech_threshold": no_speech_threshold,
-        "silence_threshold_db": silence_threshold_db,
-        "min_speech_s": min_speech_s,
-        "early_stopping": early_stopping,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "repetition_penalty": repetition_penalty,
-        "forced_bos_token_id": forced_bos_token_id,
-        "forced_eos_token_id": forced_eos_token_id,
-        "trie": None if trie is None else str(trie),
-        "return_token_scores": return_token_scores or None,
-        "return_alternatives": return_alternatives,
-    }
-    try:
+    # A parameter with the name of a generation setting is the option of that setting.
+    settings = {field.name: context.params[field.name] for field in FIELDS if field.name in context.params}
+    with _errors_in_one_line(FrontEnd("command line", settings)):
         if ids and truncate:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         if batch_size is not None and max_rows is not None:
             raise InputError("--batch-size and --max-rows bound the same; leave one out")
-        if result_format not in (None, "text", "json", *FORMATS):
-            raise InputError(f"--format {result_format} is unknown; pass text, json, srt or vtt")
-        if json_lines and result_format not in (None, "json"):
-            raise InputError(f"--json and --format {result_format} are two formats; leave one out")
-        json_lines = json_lines or result_format == "json"
-        if max_words_per_line is not None and not (word_timestamps and result_format in FORMATS):
+        result_format = _checked_format(result_format, json_lines=json_lines)
+        subtitles = result_format if result_format in FORMATS else None
+        if max_words_per_line is not None and not (return_token_timestamps and subtitles):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
-        if stream and result_format not in FORMATS:
+        if stream and not subtitles:
             raise InputError("--stream writes subtitles as windows are done; pass --format srt or vtt, or leave it out")
-        settings = _settings(given, generation_config)
-        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN])}
-        common |= {"json_lines": json_lines, "quiet": quiet, "engine": engine, "device": device, "threads": threads}
+        given = _with_config(settings, generation_config)
+        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN]), "quiet": quiet}
+        common |= {"json_lines": result_format == "json", "engine": engine, "device": device, "threads": threads}
         if ray:
-            if result_format in FORMATS or sound_input:
-                raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
-            if resume is not None or force or document:
-                raise InputError("--resume, --force and --document are not for --ray; leave them out")
-            if json_input is not None and text_field is not None:
-                raise InputError("--json-input and --text-field both name the field of the text; leave one out")
+            _check_for_ray(context.params, subtitles)
             code = run_on_ray(
                 RayRun(
                     **common,
                     output=None if output == STDOUT else output,
-                    rows=RowSettings(settings, ids, truncate, batch_size or 8, max_rows),
+                    rows=RowSettings(given, ids, truncate, batch_size or 8, max_rows),
                     fields=FieldNames(json_input or text_field or "text", key_field, json_input is not None),
                     rows_each=partition_rows or 256,
                 )
@@ -459,50 +419,85 @@ def run_model(
                     force=force,
                     lines_are=LineFormat(ids=ids, field=json_input, truncate=truncate),
                     document=document,
-                    settings=settings,
+                    settings=given,
                     batch_size=batch_size,
                     max_rows=max_rows,
-                    subtitles=result_format if result_format in FORMATS else None,
+                    subtitles=subtitles,
                     sound_input=sound_input,
                     max_words=max_words_per_line,
                     stream=stream,
                 )
             )
-    except (BundleError, GenerationError, InputError) as error:
-        message = message_for(FrontEnd("command line", given), error)
-        say(f"error: {message}")
-        code = 1
-    except KeyboardInterrupt:
-        say("error: interrupted; the results written so far are whole")
-        code = 130
-    except BrokenPipeError:  # the reader has closed the pipe
-        drop_output()
-        code = 1
-    except OSError as error:
-        drop_output()
-        say(f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk")
-        code = 1
     raise typer.Exit(code)
 
 
-def _temperature(given: str | None) -> float | tuple[float, ...] | str | None:
-    """One temperature, or several between commas; what is none is left for the check of the setting."""
+@contextmanager
+def _errors_in_one_line(front_end: FrontEnd) -> Iterator[None]:
+    """Print the error of a run in one line, and exit with its code."""
     try:
-        each = tuple(map(float, given.split(","))) if given is not None else ()
+        yield
+    except (BundleError, GenerationError, InputError) as error:
+        say(f"error: {message_for(front_end, error)}")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        say("error: interrupted; the results written so far are whole")
+        raise typer.Exit(130) from None
+    except BrokenPipeError:  # the reader has closed the pipe
+        drop_output()
+        raise typer.Exit(1) from None
+    except OSError as error:
+        drop_output()
+        say(f"error: reading the input or writing the results failed ({error.strerror}); check both, and the disk")
+        raise typer.Exit(1) from error
+
+
+def _checked_format(given: str | None, *, json_lines: bool) -> str:
+    """Return the format of the results. Raises InputError for an unknown one, and for two."""
+    if given not in (None, "text", "json", *FORMATS):
+        raise InputError(f"--format {given} is unknown; pass text, json, srt or vtt")
+    if json_lines and given not in (None, "json"):
+        raise InputError(f"--json and --format {given} are two formats; leave one out")
+    return "json" if json_lines else given or "text"
+
+
+def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
+    """Raise InputError for options that a run on Ray does not have."""
+    if subtitles or options["sound_input"]:
+        raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
+    if options["resume"] is not None or options["force"] or options["document"]:
+        raise InputError("--resume, --force and --document are not for --ray; leave them out")
+    if options["json_input"] is not None and options["text_field"] is not None:
+        raise InputError("--json-input and --text-field both name the field of the text; leave one out")
+
+
+def _with_config(settings: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
+    """Return the settings that were given, as arguments of ``model.generate``, above those in the file ``config``."""
+    given: dict[str, Any] = {GENERATION_CONFIG: config}
+    for name, value in settings.items():
+        if value is not None:
+            given[name] = CONVERTED[name](value) if name in CONVERTED else value
+    return with_source(given, COMMAND_LINE)
+
+
+def _temperature(given: str) -> float | tuple[float, ...] | str:
+    """Read one temperature, or several between commas. Text that is not numbers is left for the setting's own check."""
+    try:
+        each = tuple(map(float, given.split(",")))
     except ValueError:
         return given
-    return each if len(each) > 1 else each[0] if each else None
+    return each if len(each) > 1 else each[0]
 
 
-def _settings(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """The settings of the command line, and those of the file below them."""
-    settings = {name: value for name, value in given.items() if value is not None}
-    words = {"true": True, "false": False}
-    if "early_stopping" in settings:
-        settings["early_stopping"] = words.get(settings["early_stopping"].lower(), settings["early_stopping"])
-    if file is not None:
-        settings[GENERATION_CONFIG] = file
-    return with_source(settings, COMMAND_LINE)
+def _early_stopping(given: str) -> bool | str:
+    return {"true": True, "false": False}.get(given.lower(), given)
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "temperature": _temperature,
+    "early_stopping": _early_stopping,
+    "trie": str,
+}
+"""Settings whose option gives text or a path, and the function that makes the setting's value of it."""
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ NOT_SETTINGS = {
     "result_format",
     "sound_input",
     "stream",
-    "word_timestamps",
+    "context",
     "max_words_per_line",
 }
 SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 3, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5, "seed": 9}
