@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo zoo real-check serve-demo server check test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ serve-demo: $(BUILT) $(SERVED) ## [1 min] serve the bundled model with Triton In
 	$(BIN)/serve-local build/models --text "$$(head -1 export/demo/examples.txt)"
 
 server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv/triton, where serve-local finds it
+
+check: lint $(BUILT) ## [2 min at most] lint, and the tests that matter for what changed against main; see tools/check.py
+	@$(BIN)/python -m tools.check
 
 test: lint $(BUILT) $(SERVED) ## [13 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
