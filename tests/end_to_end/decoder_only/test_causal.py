@@ -15,7 +15,7 @@ from support.checkpoints.causal import CAUSAL_CLASSES
 from support.references.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
 from support.references.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
-from tightbeam.deploy.generation.prompt import Prompt
+from tightbeam.deploy.compare import Sources
 from tightbeam.deploy.runtimes._padded_history import banned_by_padding
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, presets_of
@@ -164,13 +164,13 @@ def test_lengths_count_the_prompt(bundles: BundleCache) -> None:
 
 
 def test_prompt_is_left_padded_and_split() -> None:
-    ids = np.array([[5, 6, 7, 0], [0, 0, 8, 0], [0, 9, 10, 11]])
-    prompt = Prompt.of(ids, (ids > 0).astype(np.int64))
-    assert prompt.tokens.tolist() == [[0, 5, 6, 7], [0, 0, 0, 8], [0, 9, 10, 11]]
-    assert prompt.padding.tolist() == [1, 3, 1]
-    assert prompt.source_ids.tolist() == [[5, 6], [0, 0], [9, 10]]
-    assert prompt.source_mask.tolist() == [[1, 1], [0, 0], [1, 1]]
-    assert prompt.first_positions.tolist() == [2, 0, 2]
+    sources = Sources.of_rows([[5, 6, 7], [8], [9, 10, 11]], decoder_only=True)
+    assert sources.prompts is not None
+    assert sources.prompts.tokens.tolist() == [[5, 6, 7], [0, 0, 8], [9, 10, 11]]
+    assert sources.source.tolist() == [[5, 6], [0, 0], [9, 10]]
+    assert sources.mask.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert sources.prompts.first_positions.tolist() == [2, 0, 2]
+    assert Sources.of_rows([[8]], decoder_only=True).source.tolist() == [[0]]
 
 
 REFUSED = [

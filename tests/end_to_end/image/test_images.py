@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import itertools
 import json
@@ -107,9 +106,8 @@ BEGUN = ["trocr", pytest.param("donut", marks=pytest.mark.slow)]
 
 def test_a_donut_begins_without_a_start_token(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
-    assert runner.image_processor is not None
     assert [runner.options(decoder_input_ids=tokens).prompt for tokens in ([9, 40], [2, 9])] == [(2, 9, 40), (2, 9)]
-    runner.image_processor = dataclasses.replace(runner.image_processor, kind="Donut")
+    runner.model.settings._is_donut = True
     own = {"decoder_start_token_id": 5, "generation_config": {"decoder_input_ids": [9, 40]}}
     assert [runner.options(**given).prompt for given in (own, {"decoder_input_ids": [2, 2]}, {})] == [
         (9, 40),
@@ -280,7 +278,7 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
         parser.parse(Request(2, {"TEXT": np.array([[b"a text"]], object)}, "{}"))
     with pytest.raises(InputError, match="cannot be read as an image"):
         parser.parse(Request(3, {"IMAGE": np.array([[b"no image"]], object)}, "{}"))
-    reader = RequestParser(runner_of_text(bundles), max_rows=8)
+    reader = RequestParser(runner_of_text(bundles).model, max_rows=8)
     with pytest.raises(InputError, match="the request has IMAGE, expected"):
         reader.parse(Request(4, {"IMAGE": rows}, "{}"))
 

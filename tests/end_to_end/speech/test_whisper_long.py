@@ -295,8 +295,7 @@ def tokenizer() -> Any:
 def with_tokenizer(runner: Runner, tokenizer: Any, folder: Path) -> Runner:
     """The runner with another tokenizer."""
     tokenizer.save_pretrained(folder)
-    runner.model.text._codec = _TokenizersCodec(str(folder / "tokenizer.json"))
-    return runner
+    return Runner(runner.bundle, runner.model.runtime, _TokenizersCodec(str(folder / "tokenizer.json")))
 
 
 def test_a_prompt_is_the_ids_of_transformers(
