@@ -304,7 +304,7 @@ def test_a_prompt_is_the_ids_of_transformers(
     """The text becomes the ids of ``get_prompt_ids``, and the tokens those of ``generate`` with them, wherever it is
     given: for the first window and for all of them, in Python and in a request."""
     model, runner = with_timestamps(bundles, "el")
-    with_tokenizer(runner, tokenizer, tmp_path)
+    runner = with_tokenizer(runner, tokenizer, tmp_path)
     plain = runner.transcribe_segments(recordings[:1])
     for text in ("a lindenton tram", "  3 o'clock, Brno! ", "na\u00efve"):
         ids = tokenizer.get_prompt_ids(text)
