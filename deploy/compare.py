@@ -1,10 +1,10 @@
-"""The difference of two forms of a model in log-probabilities, step by step; the best tokens of the first feed both.
+"""Comparison of two forms of a model: their log-probabilities at each step, with the same tokens fed to both.
 
     python -m tightbeam.deploy.compare [--times] BUNDLE OTHER STEPS [TEXT ...]
 
-prints it as JSON, for two bundles on ONNX Runtime; with ``--times``, also the time that each takes. An export measures
-the error of half precision and of int8 by this command (``export/accuracy/precision_error.py``), in a process without
-torch.
+compares two bundles on ONNX Runtime and prints the result as JSON; with ``--times``, also the times of both. The tokens
+are the best ones of the first bundle. An export measures the error of half precision and of int8 by this command
+(``export/accuracy/precision_error.py``), in a process without torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
-from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, Decoding, Runtime
@@ -34,6 +34,7 @@ from tightbeam.deploy.text.tokenizer import load_codec
 __all__ = [
     "TIMES",
     "Comparison",
+    "Prompts",
     "Sources",
     "Times",
     "compare_runtimes",
@@ -48,27 +49,74 @@ STEPS = 16
 SAMPLES = 4
 ROUNDS = 5
 TOKENS = 48
-"""Longest source; a short one shows rounding as well."""
+"""Most tokens of a source. A short source shows rounding as well as a long one."""
 BEGINNING = frozenset({"decoder_start_token_id", "bos_token_id", "pad_token_id"})
-"""The generation defaults that a comparison uses: those of the first step."""
+"""The generation defaults that a comparison uses: the tokens of the first step."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a batch as rows of tokens.
+
+    Attributes
+    ----------
+    tokens : int64 [B, P]
+        The prompts, padded on the left. The decoder is fed the last token of each first.
+    first_positions : int32 [B]
+        The position of each prompt's last token. Padding has no position.
+    """
+
+    tokens: Ints
+    first_positions: Array
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A batch to generate from: ``source`` and ``mask`` as ``Runtime.begin`` takes them, and the prompt."""
+    """A batch to generate from.
+
+    Attributes
+    ----------
+    source, mask
+        Arguments of ``Runtime.begin``. The source of a prompt is all but its last token.
+    prompts : Prompts or None
+        The prompts of a decoder-only model.
+    """
 
     source: Array
     mask: Array
-    prompt: Prompt | None
+    prompts: Prompts | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], *, decoder_only: bool) -> Sources:
+        """Make a batch of B rows of token ids: sources of an encoder-decoder, or prompts of a decoder-only model."""
+        ids, mask = right_pad(rows)
+        if not decoder_only:
+            return cls(ids, mask)
+        lengths = mask.sum(axis=1)
+        N = max(1, ids.shape[1] - 1)
+        mask = (np.arange(N) < lengths[:, None] - 1).astype(np.int64)
+        tokens = right_pad([row[::-1] for row in rows])[0][:, ::-1]
+        return cls(ids[:, :N] * mask, mask, Prompts(tokens, (lengths - 1).astype(np.int32)))
+
+    @property
+    def first_length(self) -> int:
+        """Tokens of a row when the decoder is fed for the first time: P of a prompt, otherwise the start token."""
+        return 1 if self.prompts is None else self.prompts.tokens.shape[1]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Relative error of log-probabilities.
 
-    ``error``: root mean square of the difference, over the standard deviation of the first form's log-probabilities;
-    infinity where a score is NaN or infinite. ``steps``: steps times samples. ``differing``: those of them at which
-    another token is best.
+    Attributes
+    ----------
+    error : float
+        Root mean square of the difference, over the standard deviation of the first form's log-probabilities; infinity
+        if a score is NaN or infinite.
+    steps : int
+        Steps times samples.
+    differing : int
+        The number of these at which the two forms have different best tokens.
     """
 
     error: float
@@ -78,14 +126,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of two forms of a model in seconds, the exact one first: of encoding a batch, and of a step."""
+    """Seconds that two forms of a model take to encode a batch, and for a step; the exact form is first."""
 
     encoder_s: tuple[float, float]
     step_s: tuple[float, float]
 
 
 def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
-    """Tokenize ``texts``; random tokens without texts, random features for a model of speech or images."""
+    """Make a batch of ``texts``; without texts of random tokens, and for speech or images of random features."""
     sizes = bundle.manifest.sizes
     generator = np.random.default_rng(0)
     longest = min(TOKENS, sizes.max_source)
@@ -99,16 +147,12 @@ def sources_of(bundle: Bundle, texts: tuple[str, ...] = ()) -> Sources:
             -1, 1, (SAMPLES, *(lengths[size] if isinstance(size, str) else size for size in shape[1:]))
         )
         positions = longest if lengths.keys() & set(shape) else sizes.max_source
-        return Sources(features.astype(np.float32), np.ones((SAMPLES, positions), np.int64), None)
+        return Sources(features.astype(np.float32), np.ones((SAMPLES, positions), np.int64))
     codec = load_codec(bundle) if texts else None
     rows = [codec.encode(text)[:longest] for text in texts] if codec else []
     if not rows:
         rows = [list(generator.integers(0, sizes.source_vocabulary, longest - i)) for i in range(min(SAMPLES, longest))]
-    ids, mask = right_pad(rows)
-    if not sizes.decoder_only:
-        return Sources(ids, mask, None)
-    prompt = Prompt.of(ids, mask)
-    return Sources(prompt.source_ids, prompt.source_mask, prompt)
+    return Sources.of_rows(rows, decoder_only=sizes.decoder_only)
 
 
 def compare_runtimes(
@@ -142,7 +186,7 @@ def compare_runtimes(
         The relative error; ``steps`` are B times the steps that ran.
     """
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
-    P = first_length(sources.prompt)
+    P = sources.first_length
     steps = min(steps, bundle.manifest.sizes.max_target - P)
     wanted, tokens = log_probabilities(bundle, runtime, sources, steps, C, None)
     try:
@@ -159,7 +203,7 @@ def compare_runtimes(
 def log_probabilities(
     bundle: Bundle, runtime: Runtime, sources: Sources, steps: int, candidates: int, forced: Array | None
 ) -> tuple[Array, Array]:
-    """Log-probabilities of a generation.
+    """Compute the log-probabilities of a generation.
 
     Parameters
     ----------
@@ -174,12 +218,12 @@ def log_probabilities(
     candidates
         Best tokens of each step.
     forced
-        Tokens [B, steps] to feed after each step; None for the best ones.
+        Tokens [B, steps] to feed after each step; None feeds the best ones.
 
     Returns
     -------
     float64 [B, steps, vocabulary]
-        Log-probabilities; NaN but for the best ``candidates``.
+        Log-probabilities of the best ``candidates``; NaN elsewhere.
     int64 [B, steps]
         The tokens that were fed.
     """
@@ -197,7 +241,7 @@ def log_probabilities(
 
 
 def _step_inputs(stepper: BeamStepper, length: int) -> StepInputs:
-    """Inputs of the step after ``length`` tokens of each sequence, with one beam."""
+    """Return the inputs of the step after ``length`` tokens of each sequence, with one beam."""
     so_far = stepper.history[:, :, :length]
     B = len(so_far)
     parents, scores, banned = np.zeros((B, 1), np.int64), np.zeros((B, 1), np.float32), np.zeros((B, 1, 0), np.int64)
@@ -207,9 +251,8 @@ def _step_inputs(stepper: BeamStepper, length: int) -> StepInputs:
 def _begin(
     bundle: Bundle, runtime: Runtime, sources: Sources, steps: int, candidates: int
 ) -> tuple[Decoding, BeamStepper, int]:
-    """Encode a batch; the decoding, its stepper with the beginning of each sequence, and the length of that."""
-    prompt = sources.prompt
-    P = first_length(prompt)
+    """Encode a batch. Returns its decoding, its stepper with the beginning of each sequence, and that length."""
+    prompts, P = sources.prompts, sources.first_length
     settings = {"num_beams": 1, "num_return_sequences": 1, "max_length": P + steps}
     resolved = resolve_settings(
         {name: value for name, value in bundle.manifest.generation.items() if name in BEGINNING},
@@ -221,18 +264,18 @@ def _begin(
     decoding = runtime.begin(sources.source, sources.mask, 1, steps, candidates, P)
     stepper = BeamStepper(decoding, options)
     for sample in range(len(sources.source)):
-        stepper.join(sample, P, 0 if prompt is None else int(prompt.first_positions[sample]))
+        stepper.join(sample, P, 0 if prompts is None else int(prompts.first_positions[sample]))
     decoding.inputs["normalize"][...] = True
     decoding.inputs["candidates"][...] = candidates
-    stepper.history[:, 0, :P] = options.prompt[0] if prompt is None else prompt.tokens
+    stepper.history[:, 0, :P] = options.prompt[0] if prompts is None else prompts.tokens
     return decoding, stepper, P
 
 
 def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources) -> Times:
-    """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of as many steps after each of them."""
+    """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of ``ROUNDS`` steps after each encoding."""
     encoder_s: tuple[list[float], list[float]] = ([], [])
     step_s: tuple[list[float], list[float]] = ([], [])
-    P = first_length(sources.prompt)
+    P = sources.first_length
     steps = min(ROUNDS, bundle.manifest.sizes.max_target - P)
     for _ in range(ROUNDS):
         for index, timed in enumerate((runtime, other)):
@@ -251,7 +294,7 @@ def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources)
 
 
 def main() -> None:
-    """Entry point: [--times] BUNDLE OTHER STEPS [TEXT ...]; errors are one line on standard error."""
+    """Entry point, with the arguments [--times] BUNDLE OTHER STEPS [TEXT ...]. An error is one line."""
     timed = sys.argv[1] == TIMES
     one, two, most, *texts = sys.argv[2 if timed else 1 :]
     try:

@@ -85,7 +85,7 @@ def test_settings_page_has_every_setting() -> None:
     translators = section(page("settings"), "### Translators of many languages")
     assert set(first_column(translators)) == fields.TRANSLATION_ONLY
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY | {"temperature"}
-    for name in fields.fields_of(fields.Model.TEXT).keys() - fields.fields_of(fields.Model.WHISPER).keys():
+    for name in fields.fields_of(fields.ModelKind.TEXT).keys() - fields.fields_of(fields.ModelKind.WHISPER).keys():
         assert f"`{name}`" in section(page("settings"), "### Whisper")
     made = with_tables(page("settings"))
     for table in (fields.DORMANT, fields.UNSUPPORTED, fields.INERT):

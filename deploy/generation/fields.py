@@ -49,7 +49,7 @@ __all__ = [
     "UNSUPPORTED",
     "WARPERS",
     "Field",
-    "Model",
+    "ModelKind",
     "defaults_of",
     "fields_of",
 ]
@@ -67,7 +67,7 @@ TEMPERATURES, ANY_NUMBER = (1e-30, 1e30), (-math.inf, math.inf)
 SEED, GREEDY = Integer(0, (1 << 64) - 1), Setting("do_sample", False)
 
 
-class Model(StrEnum):
+class ModelKind(StrEnum):
     """A kind of model by its settings, as errors name it."""
 
     TEXT = "models of texts, of images and of whole recordings"
@@ -75,7 +75,7 @@ class Model(StrEnum):
     WHISPER = "Whisper"
 
 
-TEXT, TRANSLATOR, WHISPER = frozenset({Model.TEXT}), frozenset({Model.TRANSLATOR}), frozenset({Model.WHISPER})
+TEXT, TRANSLATOR, WHISPER = (frozenset({kind}) for kind in ModelKind)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Field:
         The values that it may have.
     default : object
         The value, as the search takes it, of a setting that nobody gives; it asks for nothing.
-    models : frozenset of Model
+    models : frozenset of ModelKind
         The kinds of model that it is for.
     ignored : tuple
         Values that a kind of model without this setting accepts.
@@ -113,7 +113,7 @@ class Field:
     name: str
     type: ValueType
     default: Any = None
-    models: frozenset[Model] = TEXT | WHISPER
+    models: frozenset[ModelKind] = TEXT | WHISPER
     ignored: tuple[Any, ...] = ()
     not_with: tuple[str, ...] = ()
     needs_sampling: bool = False
@@ -270,28 +270,28 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 @cache
-def fields_of(model: Model) -> Mapping[str, Field]:
+def fields_of(model: ModelKind) -> Mapping[str, Field]:
     """Return the settings of a kind of model by their names."""
     return {own.name: own for own in FIELDS if model in own.models}
 
 
 @cache
-def defaults_of(model: Model) -> Mapping[str, Any]:
+def defaults_of(model: ModelKind) -> Mapping[str, Any]:
     """Return the defaults of all settings, for a kind of model."""
     return {own.name: own.default for own in (*FIELDS, *fields_of(model).values())}
 
 
-def _names(models: frozenset[Model]) -> frozenset[str]:
+def _names(models: frozenset[ModelKind]) -> frozenset[str]:
     return frozenset(own.name for own in FIELDS if own.models == models and not own.of_checkpoint)
 
 
-SAMPLING = {name: own.ignored for name, own in fields_of(Model.TEXT).items() if own.needs_sampling}
+SAMPLING = {name: own.ignored for name, own in fields_of(ModelKind.TEXT).items() if own.needs_sampling}
 """Settings that are supported with ``do_sample``, and their neutral values.
 
 Without it, a checkpoint or ``generation_config`` may have any value (many do); if somebody asks for one by name, any
 but a neutral one is an error.
 """
-SUPPORTED = frozenset(fields_of(Model.TEXT)) - SAMPLING.keys()
+SUPPORTED = frozenset(fields_of(ModelKind.TEXT)) - SAMPLING.keys()
 """Settings that are supported with or without sampling."""
 SPEECH_ONLY = _names(WHISPER) - SAMPLING.keys()
 """Settings of Whisper only."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tightbeam.deploy.errors import Fix, Setting
-from tightbeam.deploy.generation.fields import ALL_SEGMENTS, Model, fields_of
+from tightbeam.deploy.generation.fields import ALL_SEGMENTS, ModelKind, fields_of
 from tightbeam.deploy.generation.settings import Settings
 
 __all__ = ["RecordingSettings", "WindowStart", "read_recording_settings"]
@@ -108,7 +108,7 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
         A setting does nothing beside the others.
     """
     _check_together(settings)
-    own_fields = [name for name, own in fields_of(Model.WHISPER).items() if own.of_recording]
+    own_fields = [name for name, own in fields_of(ModelKind.WHISPER).items() if own.of_recording]
     before, least = settings["no_timestamps_token_id"], settings["min_speech_s"]
     thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "silence_threshold_db")
     same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "seed")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.combinations import check_combinations
 from tightbeam.deploy.generation.confidence import Measured
-from tightbeam.deploy.generation.fields import FIELDS, LIMITS, Model
+from tightbeam.deploy.generation.fields import FIELDS, LIMITS, ModelKind
 from tightbeam.deploy.generation.layers import layers
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
@@ -27,7 +27,7 @@ from tightbeam.deploy.generation.translation import LANGUAGES, translation_layer
 from tightbeam.deploy.generation.trie import check_beginning
 from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
 
-__all__ = ["ModelKind", "ResolvedSettings", "resolve_settings"]
+__all__ = ["ResolvedSettings", "Sizes", "resolve_settings"]
 
 DEFAULT_NEW_TOKENS = 20
 """New tokens of transformers if no length is set."""
@@ -35,7 +35,7 @@ LARGEST_EXPONENT = 90
 """Largest power of 2 that divides a score by its length: 1e9 times it is a float32 still."""
 
 
-class ModelKind(Protocol):
+class Sizes(Protocol):
     """The sizes of a model that its settings depend on (`ModelSizes`)."""
 
     @property
@@ -47,7 +47,7 @@ class ModelKind(Protocol):
 
 
 def resolve_settings(
-    defaults: Mapping[str, Any], given: Mapping[str, Any], sizes: ModelKind, *, speech: bool
+    defaults: Mapping[str, Any], given: Mapping[str, Any], sizes: Sizes, *, speech: bool
 ) -> ResolvedSettings:
     """Resolve settings, as transformers does.
 
@@ -55,7 +55,7 @@ def resolve_settings(
     ----------
     defaults, given : mapping
         The checkpoint's settings and the caller's, by transformers' field names.
-    sizes : ModelKind
+    sizes : Sizes
     speech : bool
         True for a speech model with windows (Whisper).
 
@@ -70,11 +70,11 @@ def resolve_settings(
     """
     given_layers = layers(defaults, given)
     if speech:
-        settings = Settings(given_layers, Model.WHISPER, sizes.vocabulary)
+        settings = Settings(given_layers, ModelKind.WHISPER, sizes.vocabulary)
         return ResolvedSettings(settings, sizes, read_whisper_settings(settings, defaults))
     if LANGUAGES in defaults:
         given_layers = translation_layers(given_layers)
-    return ResolvedSettings(Settings(given_layers, Model.TEXT, sizes.vocabulary), sizes)
+    return ResolvedSettings(Settings(given_layers, ModelKind.TEXT, sizes.vocabulary), sizes)
 
 
 class ResolvedSettings:
@@ -83,7 +83,7 @@ class ResolvedSettings:
     Parameters
     ----------
     settings : Settings
-    sizes : ModelKind
+    sizes : Sizes
     whisper : WhisperSettings, optional
         The settings that only Whisper has.
 
@@ -93,7 +93,7 @@ class ResolvedSettings:
         Settings contradict each other, or leave no place for a new token.
     """
 
-    def __init__(self, settings: Settings, sizes: ModelKind, whisper: WhisperSettings | None = None) -> None:
+    def __init__(self, settings: Settings, sizes: Sizes, whisper: WhisperSettings | None = None) -> None:
         self._settings, self._whisper, self._positions = settings, whisper, sizes.max_target
         self._start = None if sizes.decoder_only else _start_token(settings)
         self._searches = {0.0: self._search(0.0)}

@@ -15,7 +15,7 @@ from tightbeam.deploy.generation.fields import (
     UNSUPPORTED,
     WARPERS,
     Field,
-    Model,
+    ModelKind,
     defaults_of,
     fields_of,
 )
@@ -37,7 +37,7 @@ class Settings:
     ----------
     layers : sequence of Layer
         The checkpoint's settings and the caller's; a later layer overrides an earlier one.
-    model : Model
+    model : ModelKind
         The kind of model.
     vocab_size : int
         Tokens that the model scores.
@@ -53,7 +53,7 @@ class Settings:
         A setting is unknown or not supported, a value is of another type or range, or two settings do not go together.
     """
 
-    def __init__(self, layers: Sequence[Layer], model: Model, vocab_size: int) -> None:
+    def __init__(self, layers: Sequence[Layer], model: ModelKind, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
         self._fields = fields_of(model)
         self._given: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class Settings:
         for own in given:
             if not own.needs_sampling:
                 self._values[own.name] = own.type.read(self.given(own.name))
-        self.samples = any(self["temperature"]) if model is Model.WHISPER else self["do_sample"]
+        self.samples = any(self["temperature"]) if model is ModelKind.WHISPER else self["do_sample"]
         for name in self._given:
             self._check_supported(name)
         for own in given:
@@ -144,10 +144,10 @@ class Settings:
 
     def _read_sampling(self, own: Field) -> None:
         """Read a setting of sampling. Raises GenerationError if somebody asks for it and nothing is sampled."""
-        always = self.samples and self.model is not Model.WHISPER
+        always = self.samples and self.model is not ModelKind.WHISPER
         if self._layers[own.name].asked and not always and not _is_one_of(self._given[own.name], own.ignored):
             fix: Fix | str = Fix("pass {}, or leave it out", Setting("do_sample", True))
-            fix = "leave it out" if self.model is Model.WHISPER else fix
+            fix = "leave it out" if self.model is ModelKind.WHISPER else fix
             raise self.error(own.name, "does nothing without do_sample", fix=fix)
         if self.samples:
             self._values[own.name] = own.type.read(self.given(own.name))

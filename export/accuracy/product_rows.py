@@ -17,8 +17,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
+from tightbeam.deploy.compare import Prompts, Sources
 from tightbeam.deploy.errors import RuntimeSetupError
-from tightbeam.deploy.generation.prompt import Prompt, first_length
 from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, session_options
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.reference import Samples, TextSamples
@@ -120,7 +120,7 @@ def _tap(build: Builder, sites: Sequence[Site], name: str) -> dict[str, str]:
     return found
 
 
-def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Prompt | None]:
+def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Prompts | None]:
     """Inputs of the encoder by name, its mask among them, and the prompts of a decoder-only model."""
     if not isinstance(samples, TextSamples):
         taken = _evenly(len(samples.rows), MOST_WINDOWS)
@@ -132,15 +132,8 @@ def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Pro
             given["attention_mask"] = samples.mask.numpy()[taken]
         return given, None
     rows = [samples.rows[index] for index in _evenly(len(samples.rows), MOST_SAMPLES)]
-    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    mask = np.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = row
-        mask[index, : len(row)] = 1
-    if not decoder_only:
-        return {"input_ids": ids, "attention_mask": mask}, None
-    prompt = Prompt.of(ids, mask)
-    return {"input_ids": prompt.source_ids, "attention_mask": prompt.source_mask}, prompt
+    sources = Sources.of_rows(rows, decoder_only=decoder_only)
+    return {"input_ids": sources.source, "attention_mask": sources.mask}, sources.prompts
 
 
 def _evenly(count: int, most: int) -> Array:
@@ -159,11 +152,11 @@ def _session(folder: Path, name: str) -> ort.InferenceSession:
 def _run(
     graphs: ModelGraphs,
     read: Mapping[str, Mapping[str, str]],
-    given: tuple[dict[str, Array], Prompt | None],
+    given: tuple[dict[str, Array], Prompts | None],
     generation: Mapping[str, Any],
     folder: Path,
 ) -> dict[str, Array]:
-    inputs, prompt = given
+    inputs, prompts = given
     B = len(next(iter(inputs.values())))
     mask = inputs.setdefault("attention_mask", np.ones((B, graphs.sizes.max_source), np.int64))
     positions = np.flatnonzero(mask)
@@ -175,7 +168,7 @@ def _run(
     found = {site: encoded[output] for site, output in read["encoder"].items()}
 
     session = _session(folder, "decoder")
-    P = first_length(prompt)
+    P = 1 if prompts is None else prompts.tokens.shape[1]
     steps = max(1, min(MOST_STEPS, MOST_ROWS // B, graphs.sizes.max_target - P))
     sizes = sizes_of(B, mask.shape[1], 1, steps, P)
     step = small_inputs(sizes)
@@ -183,9 +176,9 @@ def _run(
     step["beam_index"][:] = np.arange(B)
     start = generation.get("decoder_start_token_id")
     start = generation.get("bos_token_id") if start is None else start
-    step["tokens"][:, 0] = start or 0 if prompt is None else prompt.tokens[:, -1]
-    if prompt is not None:
-        step["first_positions"][:] = prompt.first_positions
+    step["tokens"][:, 0] = start or 0 if prompts is None else prompts.tokens[:, -1]
+    if prompts is not None:
+        step["first_positions"][:] = prompts.first_positions
     shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in graphs.decoder.inputs}
     caches = {
         state.input: np.zeros(resolve(shapes[state.input][0], sizes), shapes[state.input][1]) for state in graphs.states

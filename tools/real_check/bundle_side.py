@@ -10,7 +10,6 @@ import numpy as np
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.compare import Sources, log_probabilities
-from tightbeam.deploy.generation.prompt import Prompt
 from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -72,9 +71,5 @@ def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Arr
 def _sources(task: Task, bundle: Bundle, scored: Scored) -> Sources:
     if task.is_speech:
         mask = np.ones((len(scored.rows), bundle.manifest.sizes.max_source), np.int64)
-        return Sources(np.stack(scored.rows), mask, None)
-    ids, mask = right_pad(scored.rows)
-    if not task.decoder_only:
-        return Sources(ids, mask, None)
-    prompt = Prompt.of(ids, mask)
-    return Sources(prompt.source_ids, prompt.source_mask, prompt)
+        return Sources(np.stack(scored.rows), mask)
+    return Sources.of_rows(scored.rows, decoder_only=task.decoder_only)

@@ -13,16 +13,16 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 
 from support.options import BASE, POSITIONS, VOCABULARY, resolve, resolve_options
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, UNSUPPORTED, Model, fields_of
+from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, UNSUPPORTED, ModelKind, fields_of
 from tightbeam.deploy.generation.options import GenerationOptions
 
 
 def test_each_field_of_transformers_is_in_exactly_one_table() -> None:
-    supported = {name for name, own in fields_of(Model.TEXT).items() if not own.ours}
+    supported = {name for name, own in fields_of(ModelKind.TEXT).items() if not own.ours}
     # The last one is carried by older files, and dropped by transformers when it reads them.
     fields = {*GenerationConfig().__dict__, "_commit_hash"}
     assert sorted([*supported, *INERT, *DORMANT, *UNSUPPORTED]) == sorted(fields)
-    assert not fields & {name for name, own in fields_of(Model.TEXT).items() if own.ours}
+    assert not fields & {name for name, own in fields_of(ModelKind.TEXT).items() if own.ours}
 
 
 def test_defaults_of_transformers_are_neutral() -> None:
