@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_S = 75
+MOST_S = 70
+HANGS_S = 60
+"""A test that takes longer ends its process, and pytest names it."""
 UNTIL = "TIGHTBEAM_CHECK_UNTIL"
 """Environment variable: the time, in seconds since 1970, after which no test begins."""
 NO_TESTS = 5
@@ -142,6 +144,7 @@ def main() -> int:
     print(f"check: runs {' '.join(chosen)}")
     print(f"check: left to `make test`: all other tests, and those that have not begun after {MOST_S} s", flush=True)
     options = ["-x", "-q", "-rs", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    options += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=true"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", UNTIL: str(time.time() + MOST_S)}
     command = [sys.executable, "-m", "pytest", "-p", "tools.check", *options, "-m", "not slow and not gpu", *chosen]
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from support.bundles.cache import BundleCache
-from support.bundles.traces import REPLACED, weights_of, with_weights
+from support.bundles.traces import REPLACED, ROOT, SOURCES, weights_of, with_weights
 from support.checkpoints.edits import edit_weights
 from support.checkpoints.families import CheckpointCache
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -56,3 +57,18 @@ def test_weights_that_were_tied_stay_tied(bundles: BundleCache) -> None:
     tied = [name for name, array in before.items() if np.array_equal(array, before["model.shared.weight"])]
     assert len(tied) > 1
     assert with_weights(graphs, before, {**before, tied[-1]: torch.rand(before[tied[-1]].shape).numpy()}) is None
+
+
+def test_a_trace_depends_on_the_passes_of_its_key_alone() -> None:
+    """What traces imports no other pass. `caches.cost` counts bytes, and makes no graph."""
+    passes = "tightbeam.graph_passes"
+    allowed = {f"{passes}.{path.stem}" for path in (ROOT / "graph_passes").glob("*.py")} | {f"{passes}.caches.cost"}
+    wrong = set()
+    for path in [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (module := node.module or "").startswith(passes):
+                continue
+            of_model = module == passes and {name.name for name in node.names} <= {"ModelGraphs", "Sizes"}
+            if not of_model and module not in allowed and not module.startswith(f"{passes}.canonical."):
+                wrong.add(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == set()

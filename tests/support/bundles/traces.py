@@ -1,7 +1,7 @@
 """Traces of the tests' checkpoints: each is made once, for all processes of a test run and for later runs.
 
-They are in ``build/test-cache/<key>``, the key made of the sources of ``export``, ``graph_passes`` and ``plugins``
-and of the versions of what traces. Folders of other keys are removed.
+They are in ``build/test-cache/<key>``, the key made of the sources that a trace depends on and of the versions of what
+traces. Folders of other keys are removed.
 
 Checkpoints of a family in ``REPLACED`` that differ in their weights alone share one trace: :func:`with_weights` puts
 other weights into it. ``tests/export/test_shared_traces.py`` compares that with the trace of those weights.
@@ -36,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "test-cache"
 UNUSED_S = 6 * 3600
 """Traces of other sources are removed when no run of the tests has used them for so long."""
+SOURCES = ("export/checkpoint", "export/families", "export/tracing", "graph_passes/canonical", "plugins")
+"""The folders that a trace depends on, beside the files of `graph_passes` itself. Passes that run later are not there."""
 MOST_BYTES = 2**24
 """Largest checkpoint whose trace is written to disk."""
 PACKAGES = ("torch", "transformers", "onnx", "onnx-graphsurgeon", "onnx-ir", "onnxscript", "numpy", "safetensors")
@@ -129,8 +131,8 @@ def _read(path: Path) -> ModelGraphs:
 @functools.cache
 def _folder() -> Path:
     content = hashlib.sha256(repr([version(package) for package in PACKAGES]).encode())
-    sources = [path for name in ("export", "graph_passes", "plugins") for path in (ROOT / name).rglob("*.py")]
-    for path in (Path(__file__), *sorted(sources)):
+    sources = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
+    for path in (Path(__file__), *sorted([*sources, *(ROOT / "graph_passes").glob("*.py")])):
         content.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     folder = CACHE / content.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
