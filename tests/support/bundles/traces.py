@@ -37,7 +37,7 @@ CACHE = ROOT / "build" / "test-cache"
 UNUSED_S = 6 * 3600
 """Traces of other sources are removed when no run of the tests has used them for so long."""
 SOURCES = ("export/checkpoint", "export/families", "export/tracing", "graph_passes/canonical", "plugins")
-"""The folders that a trace depends on, beside the files of `graph_passes` itself. Passes that run later are not there."""
+"""The folders that a trace depends on, beside the files of `graph_passes` itself. Later passes are not there."""
 MOST_BYTES = 2**24
 """Largest checkpoint whose trace is written to disk."""
 PACKAGES = ("torch", "transformers", "onnx", "onnx-graphsurgeon", "onnx-ir", "onnxscript", "numpy", "safetensors")
