@@ -33,14 +33,13 @@ __all__ = [
 
 Samples = npt.NDArray[np.float32]
 Source = str | bytes | Samples | InputError
-"""The name of an audio file, the content of one, samples float32 [n] at the model's rate, or an error in the place of
-one."""
+"""The name of an audio file, its content, samples float32 [n] at the model's rate, or an error in place of these."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 MAX_AMPLITUDE = 1e6
 BLOCK, BLOCK_CHANNELS = 1 << 18, 8
-"""Samples of each channel that are read together, of files of up to so many channels; fewer of others."""
+"""Samples of each channel that are read together from a file of up to ``BLOCK_CHANNELS`` channels."""
 NUMBERS_HZ = 400_000
-"""Samples of all channels in a second of sound, at most, where the length is limited: 8 channels at 48 kHz."""
+"""The most samples of all channels in a second, if the length is limited: 8 channels at 48 kHz."""
 REACH = 10
 """Half the length of the resampling filter, in samples of the lower rate."""
 MIN_HZ, MAX_HZ = 1_000, 768_000
@@ -55,7 +54,7 @@ def is_audio(path: str) -> bool:
 
 
 def read_audio(source: str | bytes, rate_hz: int) -> Samples:
-    """Read an audio file whole; arguments and errors as of `read_blocks`.
+    """Read a whole audio file. The arguments and errors are the same as in `read_blocks`.
 
     Returns
     -------
@@ -77,13 +76,13 @@ def read_blocks(
     Parameters
     ----------
     source
-        The name of a WAV, FLAC, OGG or MP3 file, or the content of one.
+        The name of a WAV, FLAC, OGG or MP3 file, or its content.
     rate_hz
-        Samples a second that the model takes; a file of another rate is resampled.
+        Samples a second that the model takes. A file of another rate is resampled.
     most_s
-        Seconds of sound, at most. A small file may hold days of silence.
+        The most seconds of sound. A small file may hold days of silence.
     on_note
-        Receives what is missing at the end of an OGG or MP3 file, once the rest is read.
+        Receives a note about what is missing at the end of an OGG or MP3 file, after the rest is read.
 
     Yields
     ------
@@ -127,7 +126,7 @@ def sound_blocks(
     most_s: float = math.inf,
     on_note: Callable[[str], None] = _ignored,
 ) -> Iterator[Samples]:
-    """Blocks of an audio file, as `read_blocks` gives them, or of samples float32 [n] at the model's rate."""
+    """Yield the blocks of an audio file, as `read_blocks` does, or of samples float32 [n] at the model's rate."""
     if isinstance(source, str | bytes):
         yield from read_blocks(source, rate_hz, most_s=most_s, on_note=on_note)
     elif fault := audio_fault(source):
@@ -139,7 +138,7 @@ def sound_blocks(
 
 
 def _checked(name: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int, most_s: float) -> Iterator[Samples]:
-    """The mean of the channels of each block. Raises InputError for samples that are none, and for too many."""
+    """Yield the mean of the channels of each block. Raises InputError for wrong samples, no samples or too many."""
     count = 0
     for channels in blocks:
         samples: Samples = channels.mean(axis=1)
@@ -158,13 +157,13 @@ def _checked(name: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int, most_
 
 
 def _too_long(name: str, most_s: float, channels: int = 1, found_hz: int = 0) -> str:
-    """The error of a recording of more than ``most_s`` seconds."""
+    """Return the error of a recording of more than ``most_s`` seconds."""
     of = f" of {channels} channels at {found_hz:,} Hz" if channels > 1 else ""
     return f"{name} is longer than {most_s:,.0f} seconds{of}; cut it into pieces"
 
 
 def as_samples(name: str, value: Any) -> Samples:
-    """Samples float32 [n] of what a caller passes as one recording, called ``name``. Raises InputError."""
+    """Return a caller's recording as samples float32 [n]. Raises InputError, which calls the recording ``name``."""
     samples = as_array(name, value)
     if samples.ndim == 1 and samples.dtype.kind == "f":
         with np.errstate(over="ignore"):  # infinity is found when it is read
@@ -174,12 +173,12 @@ def as_samples(name: str, value: Any) -> Samples:
         kind = f"{samples.dtype} {list(samples.shape)}"
     raise InputError(
         f"{name} is {kind}, expected the name of an audio file, or an array of samples, one channel of floats in -1..1 "
-        "(those of int16 divided by 32768); pass that"
+        "(divide int16 samples by 32768); pass that"
     )
 
 
 def audio_fault(samples: Samples) -> str:
-    """Name what is wrong with samples float32 [n], and the fix; empty where nothing is."""
+    """Return what is wrong with samples float32 [n], and the fix; empty if nothing is wrong."""
     if not len(samples):
         return "is empty; expected at least one sample"
     if not np.isfinite(samples).all():
@@ -190,7 +189,7 @@ def audio_fault(samples: Samples) -> str:
 
 
 def _file_fault(source: str | bytes, name: str) -> str:
-    """Name what is wrong with a file before it is decoded; empty where nothing is."""
+    """Return what is wrong with a file before it is decoded; empty if nothing is wrong."""
     if isinstance(source, str) and not source.strip():
         return NO_NAME
     try:
@@ -215,8 +214,8 @@ def _file_fault(source: str | bytes, name: str) -> str:
 def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterator[Samples]:
     """Resample with scipy's polyphase filter, whose default window keeps the frequencies that both rates have.
 
-    The blocks of the result are together what the filter makes of the whole recording: each is filtered with the
-    samples on both sides that the filter reaches. Raises InputError without scipy.
+    The blocks together equal the filtered whole recording, since each is filtered with the samples on both sides that
+    the filter reaches. Raises InputError without scipy.
     """
     try:
         from scipy.signal import resample_poly
@@ -228,29 +227,29 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
     common = math.gcd(found_hz, rate_hz)
     up, down = rate_hz // common, found_hz // common
     reach = (REACH * max(up, down) // up // down + 2) * down  # samples on each side, whole periods of the two rates
-    kept, before = np.zeros(0, np.float32), 0  # samples that are not done, behind `before` that are
+    held, before = np.zeros(0, np.float32), 0  # the first `before` of these samples are done
     for block in blocks:
-        kept = np.concatenate([kept, block])
-        done = (len(kept) - before - reach) // down * down
+        held = np.concatenate([held, block])
+        done = (len(held) - before - reach) // down * down
         if done >= reach:
-            found = resample_poly(kept[: before + done + reach], up, down)
+            found = resample_poly(held[: before + done + reach], up, down)
             yield found[before * up // down : (before + done) * up // down].astype(np.float32)
             left = min(reach, before + done)
-            kept, before = kept[before + done - left :], left
-    if len(kept) > before:
-        yield resample_poly(kept, up, down)[before * up // down :].astype(np.float32)
+            held, before = held[before + done - left :], left
+    if len(held) > before:
+        yield resample_poly(held, up, down)[before * up // down :].astype(np.float32)
 
 
 def cut(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
     """Cut consecutive blocks into windows of ``length`` samples; the last one may be shorter."""
-    kept = np.zeros(0, np.float32)
+    held = np.zeros(0, np.float32)
     for block in blocks:
-        kept = np.concatenate([kept, block]) if len(kept) else block
-        while len(kept) >= length:
-            yield kept[:length]
-            kept = kept[length:]
-    if len(kept):
-        yield kept
+        held = np.concatenate([held, block]) if len(held) else block
+        while len(held) >= length:
+            yield held[:length]
+            held = held[length:]
+    if len(held):
+        yield held
 
 
 def windows(samples: Samples, length: int) -> list[Samples]:

@@ -1,8 +1,8 @@
-"""Sound files whose headers do not say how long they are, and those whose end is missing.
+"""Audio files whose headers do not say how long they are, or whose end is missing.
 
 libsndfile takes the length of a file from its header, and reads no more. A program that writes to a pipe does not know
-the length: some leave the sizes of a WAV file at 0, which would read as no sound, and an MP3 file without a count of
-its frames would be read up to a length that libsndfile estimates from its first frame.
+the length. Some programs leave the sizes of a WAV file at 0, which would read as no audio. An MP3 file without a count
+of its frames would be read up to a length that libsndfile estimates from its first frame.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ __all__ = ["UNKNOWN_SIZES", "OpenEnded", "lacks_last_page", "open_ended"]
 UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 """Sizes in the header of a WAV file that was streamed, written before the length was known."""
 HEADER_BYTES = 1 << 16
-"""Bytes at the beginning of a WAV file in which its samples begin, where it was streamed."""
+"""Bytes at the beginning of a streamed WAV file among which its samples begin."""
 PAGE_BYTES = 27 + 255 + 255 * 255
 """Bytes of the longest page of an OGG file."""
 LAST_PAGE = 4
 COUNTS = (b"Xing", b"Info", b"VBRI")
-"""Marks of a first frame of MP3 that counts the others."""
+"""Marks of an MP3 file's first frame that counts the others."""
 MOST_FRAMES = 1 << 30
 """A count of frames that no file reaches."""
 RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-"""Kilobits a second of layer III, of MPEG 1 and of MPEG 2 and 2.5."""
+"""Kilobits a second in layer III: of MPEG 1, and of MPEG 2 and 2.5."""
 
 
 class OpenEnded(io.RawIOBase):
-    """A file with another beginning, which makes libsndfile read it up to its end.
+    """A file with a replaced beginning, which makes libsndfile read it up to its end.
 
     Parameters
     ----------
     file
         The file.
     head
-        Bytes in place of its first ones.
+        The bytes that replace its first ones.
     skipped
-        Number of the bytes that they replace.
+        The number of bytes that are replaced.
     """
 
     def __init__(self, file: BinaryIO, head: bytes, skipped: int) -> None:
@@ -80,7 +80,7 @@ class OpenEnded(io.RawIOBase):
 
 
 def open_ended(file: BinaryIO) -> OpenEnded | None:
-    """Give a file whose header does not say how long it is another one; None for other files."""
+    """Rewrite the header of a file that does not state its length. Returns None for other files."""
     file.seek(0)
     head = file.read(HEADER_BYTES)
     if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
@@ -93,7 +93,7 @@ def open_ended(file: BinaryIO) -> OpenEnded | None:
 
 
 def _unclosed_wav(file: BinaryIO, head: bytes) -> OpenEnded | None:
-    """A WAV file whose header has room for samples, and a size of 0 for them."""
+    """Rewrite the header of a WAV file that states a size of 0 for its samples; None for another file."""
     riff_size = int.from_bytes(head[4:8], "little")
     place = 12
     while place + 8 <= len(head):
@@ -109,7 +109,7 @@ def _unclosed_wav(file: BinaryIO, head: bytes) -> OpenEnded | None:
 
 
 def _uncounted_mp3(file: BinaryIO, data: bytes, start: int) -> OpenEnded | None:
-    """An MP3 file whose first frame, at ``start``, holds sound rather than a count of frames."""
+    """Rewrite the first frame, at ``start``, of an MP3 file that has no count of frames; None for another file."""
     length = _frame_bytes(data)
     if not length or _frame_bytes(data[length:]) == 0 or any(mark in data[:length] for mark in COUNTS):
         return None
@@ -123,7 +123,7 @@ def _uncounted_mp3(file: BinaryIO, data: bytes, start: int) -> OpenEnded | None:
 
 
 def _frame_bytes(data: bytes) -> int:
-    """The length of the frame of MP3 that begins here; 0 where none does, or its length is not said."""
+    """Return the length of the MP3 frame at the beginning of ``data``; 0 if there is no frame, or no length."""
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE6 != 0xE2:  # synchronisation and layer III
         return 0
     version, kbits, rate = data[1] >> 3 & 3, data[2] >> 4, data[2] >> 2 & 3
@@ -134,7 +134,7 @@ def _frame_bytes(data: bytes) -> int:
 
 
 def lacks_last_page(file: BinaryIO) -> bool:
-    """True for an OGG file that does not end with a page that is marked as the last one."""
+    """True for an OGG file that does not end with a page marked as the last."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(0, length - PAGE_BYTES))
     tail = file.read()

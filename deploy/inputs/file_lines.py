@@ -1,4 +1,4 @@
-"""Lines that name a file each: names alone, or JSON with settings for this file in the other fields."""
+"""Lines that each name a file: a name alone, or JSON with settings for this file in the other fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FileLine:
 
 
 def named_files(lines: Iterable[bytes], kind: str) -> Iterator[str | InputError]:
-    """The file names in lines, or an error in the place of one that is neither UTF-8 nor the bytes of a file's name."""
+    """Yield the file name in each line, or an error if it is neither UTF-8 nor the name of an existing file."""
     for number, line in enumerate(lines):
         name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
         try:
@@ -36,7 +36,7 @@ def named_files(lines: Iterable[bytes], kind: str) -> Iterator[str | InputError]
 
 
 def file_lines(lines: Iterable[str | InputError], field: str) -> Iterator[FileLine | InputError]:
-    """Read JSON lines that have the name of a file in ``field``, or an error in the place of one."""
+    """Read JSON lines that have the name of a file in ``field``. Yields an error in place of a bad line."""
     for line in lines:
         try:
             if isinstance(line, InputError):

@@ -1,4 +1,4 @@
-"""Image files as colours uint8 [rows, columns, 3]: PNG, JPEG, WebP and BMP, a picture each, and the pages of a TIFF."""
+"""Image files as colours uint8 [rows, columns, 3]: one picture of PNG, JPEG, WebP and BMP, or the pages of a TIFF."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 EXPECTED = "expected a PNG, JPEG, TIFF, WebP or BMP file"
 SEVERAL_VIEWS = "MPO"
-"""JPEG files of cameras, whose first picture is the photograph, and the others its previews."""
+"""Format of cameras' JPEG files: the first picture is the photograph, and the others are its previews."""
 SUBFILE_TYPE, PREVIEW_OR_MASK = 254, 1 | 4
-"""The tag of TIFF, and its bits, by which a picture is no page: a smaller copy of another one, or its transparency."""
+"""The TIFF tag, and its bits, that mark a picture as a smaller copy or a transparency mask instead of a page."""
 
 
 def is_image(path: str) -> bool:
@@ -39,7 +39,7 @@ class ImageFile:
     Parameters
     ----------
     source : str or bytes
-        The name of a file, or the content of one.
+        The name of a file, or its content.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class ImageFile:
         return len(self._frames)
 
     def read(self, page: int) -> Image:
-        """Decode a page, upright as its Exif data says, in red, green and blue, over white where it is transparent.
+        """Decode a page to red, green and blue, turned upright by its Exif data. Transparent places become white.
 
         Parameters
         ----------
@@ -102,13 +102,13 @@ class ImageFile:
 
 @contextmanager
 def _one_line(shown: str) -> Iterator[None]:
-    """Raise InputError for whatever pillow raises; ``shown`` is what it calls the image."""
+    """Raise InputError, which calls the image ``shown``, for whatever pillow raises."""
     from PIL import Image as pillow
     from PIL import UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images, which are limited here, and of odd metadata
+            warnings.simplefilter("ignore")  # about large images, which are limited here, and odd metadata
             yield
     except InputError:
         raise
@@ -138,7 +138,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _pages(image: Any, shown: str) -> list[int]:
-    """The numbers of the pictures that are pages. Raises InputError for an animation."""
+    """Return the numbers of the pictures that are pages. Raises InputError for an animation."""
     count = getattr(image, "n_frames", 1)
     if count == 1 or image.format == SEVERAL_VIEWS:
         return [0]

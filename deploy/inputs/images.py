@@ -1,4 +1,4 @@
-"""Images: files, contents of files, or arrays of colours. An image is one sample, each page of a TIFF another."""
+"""Images as inputs: files, contents of files, or arrays of colours. Each image, or page of a TIFF, is one sample."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tightbeam.deploy.text.token_ids import as_array
 __all__ = ["ImageReader", "Source", "check_colours", "read_images", "run_images"]
 
 IMAGES_AHEAD = 4
-"""Images, or pages of one, that are read and wait, as pixels of the model's size."""
+"""Images, or pages of one image, that are read ahead and wait as pixels of the model's size."""
 Source = str | bytes | Array | InputError
-"""The name of an image file, the content of one, colours uint8 [rows, columns, 3], or an error in the place of one."""
+"""The name of an image file, its content, colours uint8 [rows, columns, 3], or an error in place of these."""
 
 
 def check_colours(image: Any) -> npt.NDArray[np.uint8]:
-    """The same as an array. Raises InputError unless it is uint8 [rows, columns, 3] with at least one pixel."""
+    """Return an image as an array. Raises InputError unless it is uint8 [rows, columns, 3] with at least one pixel."""
     colours = as_array("image", image)
     if colours.ndim != 3 or colours.shape[2] != 3 or colours.dtype != np.uint8 or not colours.size:
         raise InputError(
@@ -47,13 +47,13 @@ class ImageReader(SourceReader):
     Parameters
     ----------
     model
-        Such a model.
+        A model that reads images.
     settings
         Settings of ``model.generate``.
     numbers
         Numbers of the samples.
     most_pages
-        Pages of an image, at most.
+        The most pages of an image.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def run_images(
     settings: Mapping[str, Any],
     typed: bool = False,
 ) -> Iterator[OpenInput]:
-    """Generate for images. Several run together, while the next ones are read.
+    """Generate for images. Several run together while the next ones are read.
 
     Parameters
     ----------
@@ -114,16 +114,16 @@ def run_images(
     sources
         The images, or names of files with their own settings.
     batch_size
-        Images in the running batch, at most.
+        The most images in the running batch.
     settings
         Settings of ``model.generate``.
     typed
-        Names may come slowly, so that images that are there do not wait for others.
+        Names may come slowly, so images that are there do not wait for others.
 
     Yields
     ------
     OpenInput
-        One for each image, in order; one that cannot be read has a ``failure``.
+        One for each image, in order. The input of an unreadable image has a ``failure``.
 
     Raises
     ------

@@ -16,7 +16,7 @@ __all__ = ["TRUNCATE", "in_json", "read_json_line", "read_settings", "settings_o
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
-"""Settings that limit the same length. A line that has one of them overrides both, wherever they are from."""
+"""Settings that limit the same length. A line that has one of a pair overrides both, from any source."""
 
 
 def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
@@ -27,7 +27,7 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
     text
         The line.
     field
-        Name of the field that has the source.
+        The name of the field that holds the source.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
     Raises
     ------
     InputError
-        The line is no JSON object, has a field twice, or lacks ``field``.
+        The line is not a JSON object, has a field twice, or lacks ``field``.
     """
     example = json.dumps({field: "...", "num_beams": 4})
     settings = _object(text)
@@ -52,7 +52,7 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
 
 
 def read_settings(value: Any, field: str) -> dict[str, Any]:
-    """Read the settings that stand together in a field.
+    """Read the settings that one field holds together.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def read_settings(value: Any, field: str) -> dict[str, Any]:
 def settings_of_line(
     own: Mapping[str, Any], common: Mapping[str, Any], truncate: bool, *, speech: bool = False
 ) -> tuple[dict[str, Any], bool, list[str]]:
-    """Put the settings of a line over those of all lines.
+    """Put the settings of a line above the settings of all lines.
 
     Parameters
     ----------
@@ -84,9 +84,9 @@ def settings_of_line(
     common
         Settings of all lines.
     truncate
-        True where texts are cut unless the line says otherwise.
+        Whether texts are cut if the line does not say.
     speech
-        True for a model whose settings are those of Whisper.
+        True for a model with Whisper's settings.
 
     Returns
     -------
@@ -94,12 +94,12 @@ def settings_of_line(
         Layers, which remember their sources.
     truncate : bool
     notes : list of str
-        One for each setting of the line that has no effect.
+        One note for each setting of the line that has no effect.
 
     Raises
     ------
     InputError, GenerationError
-        A field is of a wrong type. Whether its value can be used is known once the settings are resolved.
+        A field has a wrong type. Its value is checked later, when the settings are resolved.
     """
     own = dict(own)
     truncate = own.pop(TRUNCATE, truncate)
@@ -120,12 +120,12 @@ def in_json(error: CallerError) -> CallerError:
 
 def _without(layer: Layer, names: set[str]) -> Layer:
     if not names & layer.values.keys():
-        return layer  # the same one, of which what was resolved is cached
+        return layer  # the same object, since resolved settings are cached by it
     return replace(layer, values={name: value for name, value in layer.values.items() if name not in names})
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """The object of a JSON text, None where it is none. Raises InputError for a field that stands twice."""
+    """Parse a JSON object; return None if the text is not one. Raises InputError for a field that occurs twice."""
     try:
         record = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
@@ -134,11 +134,11 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The fields of a JSON object in their order, twice where they stand twice."""
+    """The fields of a JSON object in their order, repeated fields included."""
 
 
 def _without_pairs(value: Any) -> Any:
-    """A value with dicts in place of `_Pairs`; raises InputError for a field that stands twice."""
+    """Replace `_Pairs` by dicts. Raises InputError for a field that occurs twice."""
     if isinstance(value, _Pairs):
         fields = {name: _without_pairs(each) for name, each in value}
         if len(fields) < len(value):

@@ -1,4 +1,4 @@
-"""Lines of text or JSON as inputs: one input a line, results in their order; a bad line has an error of its own."""
+"""Lines of text or JSON as inputs. Each line is one input, results keep the order, and a bad line gets an error."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LineFormat:
     ids : bool
         A JSON list of token ids, in place of text.
     field : str or None
-        The field that has the text, or the token ids, of a line that is a JSON object. Its other fields are settings.
-        None for lines that are no objects.
+        The field that holds the text, or the token ids, of a line that is a JSON object. The other fields are settings.
+        None for lines that are not JSON objects.
     truncate : bool
         Cut texts that are longer than the model's positions.
     settings : str or None
-        The field that has the settings, in place of the other fields.
+        The field that holds the settings, in place of the other fields.
     """
 
     ids: bool = False
@@ -53,7 +53,7 @@ def run_lines(
     first: int = 1,
     settings: Mapping[str, Any] | None = None,
 ) -> Generator[InputResult, None, None]:
-    """Generate for every line. Reading and tokenising, generating, and what the caller does with results overlap.
+    """Generate for every line. Reading, generating, and the caller's work on results overlap.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ def run_lines(
     lines_are
         Their content.
     batch_size
-        Lines that run together, at most, with the number of beams of ``settings``.
+        The most lines that run together, with the number of beams in ``settings``.
     max_rows
-        Rows (lines x beams) that run together, at most; by default those of ``batch_size`` lines.
+        The most rows (lines x beams) that run together; by default the rows of ``batch_size`` lines.
     typed
-        Lines may come slowly, so that those that are there do not wait for others. Which lines run together then
-        depends on when they come; otherwise on the lines alone. Where samples cannot join, a batch still waits until it
-        is full or the lines end.
+        Lines may come slowly, so lines that are there do not wait for others. Which lines run together then depends on
+        when they come, and otherwise on the lines alone. If samples cannot join a running batch, it still waits until
+        it is full or the lines end.
     first
         Number of the first of these lines. Line 1 may begin with a byte order mark.
     settings
@@ -106,7 +106,7 @@ def _numbered(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads lines as samples. ``returned`` is the number of sequences of a line that does not say."""
+    """Reads lines as samples. ``returned`` is the number of sequences of a line without a setting for it."""
 
     model: Model
     format: LineFormat

@@ -1,4 +1,4 @@
-"""An input between its reading and its result: one sample, or parts of which a few run at a time."""
+"""An input that is read and has no result yet: one sample, or parts of which a few run at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["OpenInput", "PartedInput"]
 
 @dataclass(eq=False)
 class OpenInput:
-    """An input, and what it gave so far.
+    """An input that is being run, and its results so far.
 
     Attributes
     ----------
     result : InputResult
     samples : list of Sample
-        The samples that were made so far: one, or the windows that a recording is cut into.
+        The samples that were made so far: one, or windows of a recording.
     failure : ValueError or None
-        Why it cannot be run.
+        The reason why it cannot be run.
     found : dict of int to SearchResult
-        Results by the numbers of the samples.
+        Results by the samples' numbers.
     """
 
     result: InputResult
@@ -38,16 +38,16 @@ class OpenInput:
 
     @property
     def done(self) -> bool:
-        """True if nothing of it is left to run."""
+        """True if nothing is left to run."""
         return self.failure is not None or len(self.found) == len(self.samples)
 
     @property
     def is_one_sample(self) -> bool:
-        """True if the tokens of the first sample are those of the result."""
+        """True if the tokens of the first sample are the tokens of the result."""
         return len(self.samples) == 1
 
     def take(self, number: int, result: SearchResult) -> list[Sample]:
-        """Take the result of a sample, and return samples to run after it."""
+        """Take the result of a sample, and return the samples to run after it."""
         self.found[number] = result
         return []
 
@@ -56,21 +56,21 @@ class OpenInput:
         return []
 
     def outputs(self, model: Model) -> list[Output]:
-        """Make the output of each sample: decode what was found. Raises BundleError."""
+        """Decode the result of each sample. Raises BundleError."""
         return [
             output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
         ]
 
     def output(self, model: Model) -> Output:
-        """Make the output of what was found, with the windows joined. Raises BundleError."""
+        """Make the output of the input, with its windows joined. Raises BundleError."""
         outputs = self.outputs(model)
         return join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
 
     def close(self) -> None:
-        """Free what further samples would be made of."""
+        """Free the data that further samples would be made of."""
 
     def finish(self, model: Model) -> None:
-        """Set the result to the output, or to the reason why there is none."""
+        """Set the result: the output, or the reason for the failure."""
         self.close()
         if self.failure is None:
             try:
@@ -88,11 +88,11 @@ class PartedInput(OpenInput):
     Attributes
     ----------
     count : int
-        Its parts.
+        The number of parts.
     parts : iterator of Sample
-        Makes the sample of each part when it is wanted. Raises InputError.
+        Makes each part's sample on demand. Raises InputError.
     free : function
-        Frees what they are made of.
+        Frees the data that the parts are made of.
     paged : bool
         The output shows each part as a page.
     """
@@ -103,7 +103,7 @@ class PartedInput(OpenInput):
     paged: bool = False
 
     def begin(self, together: int) -> PartedInput:
-        """Make the samples of the first parts, ``together`` of them at most. Raises InputError."""
+        """Make the samples of the first parts, at most ``together`` of them. Raises InputError."""
         self.samples.extend(islice(self.parts, together))
         return self
 

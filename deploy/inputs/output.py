@@ -1,4 +1,4 @@
-"""Result of a search for one input, as users read it: token ids without padding, and text."""
+"""The output of one input, as users read it: token ids without padding, and text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Output", "TextSegment", "TextWord", "TokenAlternatives", "TokenScore
 
 Each = TypeVar("Each")
 TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
-"""A timestamp as Whisper's tokenizer spells it."""
+"""A timestamp in the text of Whisper's tokenizer."""
 
 TokenScores: TypeAlias = list[float | None]
-"""A number for each token of a sequence; None for one that was given."""
+"""A score for each token of a sequence; None for a token that was not generated."""
 TokenAlternatives: TypeAlias = list[list[tuple[int, float]] | None]
-"""Tokens and their scores, best first, for each token of a sequence; None for one that was given."""
+"""For each token of a sequence the best tokens and their scores, best first; None if it was not generated."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class TextWord:
     Attributes
     ----------
     word : str
-        With the space before it, and the punctuation around it.
+        The word with the space before it and the punctuation around it.
     start_s, end_s : float
         Seconds from the beginning of the recording.
     probability : float
-        Mean of the probabilities of its tokens, each among those that the processors allow.
+        Mean of the probabilities of its tokens, each among the tokens that the score processors allow.
     """
 
     word: str
@@ -56,11 +56,11 @@ class TextSegment:
     tokens : list of int
         Its tokens, timestamps among them.
     text : str or None
-        None where the bundle has no tokenizer.
+        None if the bundle has no tokenizer.
     token_timestamps : list of float or None
-        Seconds from the beginning of the recording at which each token ends; None where they were not asked for.
+        Seconds from the beginning of the recording at which each token ends; None if they were not asked for.
     words : list of TextWord or None
-        None where they were not asked for, and where the bundle has no tokenizer.
+        None if they were not asked for, or the bundle has no tokenizer.
     """
 
     start_s: float
@@ -82,17 +82,17 @@ class Output:
     scores : list of float or None
         One for each sequence; None in greedy search.
     texts : list of str or None
-        One for each sequence; None where the bundle has no tokenizer.
+        One for each sequence; None if the bundle has no tokenizer.
     new_tokens : int
-        Tokens generated, in all sequences: those after the start token, or after the prompt.
+        Tokens generated in all sequences: after the start token, or after the prompt.
     token_scores : list of TokenScores or None
-        The score of each token of each sequence; None where they were not asked for.
+        The score of each token of each sequence; None if they were not asked for.
     alternatives : list of TokenAlternatives or None
-        The best tokens in place of each token of each sequence; None where they were not asked for.
+        The best tokens in place of each token of each sequence; None if they were not asked for.
     segments : list of TextSegment or None
-        Of a recording that was gone through by timestamps.
+        The segments of a recording that was transcribed by timestamps.
     pages : list of Output or None
-        Those of each page, of an image of several.
+        One output for each page of an image with several pages.
     """
 
     sequences: list[list[int]]
@@ -119,7 +119,7 @@ def output_of(model: Model, found: SearchResult, options: GenerationOptions, pro
     prompt_length
         Tokens of a decoder-only model's prompt, padding included, that every sequence begins with.
     """
-    first = 0 if model.decoder_only else options.beginning  # what is given may hold an end token
+    first = 0 if model.decoder_only else options.beginning  # the given tokens may hold an end token
     rows = found.sequences[:, prompt_length:].tolist()
     sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
     scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
@@ -133,8 +133,8 @@ def output_of(model: Model, found: SearchResult, options: GenerationOptions, pro
 def _of_tokens(
     scored: Scored, lengths: list[int], given: int
 ) -> tuple[list[TokenScores] | None, list[TokenAlternatives] | None]:
-    """The scores and alternatives of a result, for each token of sequences of these ``lengths``; the first ``given``
-    tokens have none."""
+    """Return the scores and alternatives of each token of sequences of these ``lengths``. The first ``given`` tokens
+    have None."""
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
     head = [None] * given
@@ -153,7 +153,7 @@ def _of_tokens(
 
 
 def text_of(model: Model, sequence: Sequence[int]) -> str:
-    """The text of a sequence, without the timestamps of a speech model.
+    """Return the text of a sequence, without the timestamps of a speech model.
 
     Source: transformers 5.23 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on
     both sides of one do not join.
@@ -165,7 +165,7 @@ def text_of(model: Model, sequence: Sequence[int]) -> str:
 def join(windows: Sequence[Output]) -> Output:
     """Join the best sequences of a recording's windows, or of the pages of an image, in their order.
 
-    The windows have no score in common, so the result has a score only where there is one window.
+    The windows have no common score, so the result has a score only if there is one window.
     """
     texts = [window.texts[0].strip() for window in windows if window.texts]
     return Output(
@@ -179,13 +179,13 @@ def join(windows: Sequence[Output]) -> Output:
 
 
 def _joined(windows: Sequence[list[list[Each]] | None]) -> list[list[Each]] | None:
-    """Facts about the tokens of the windows' best sequences, in one list."""
+    """Join the scores or alternatives of the windows' best sequences in one list."""
     if any(window is None for window in windows):
         return None
     return [[each for window in windows if window for each in window[0]]]
 
 
 def _without_padding(row: list[int], ends: tuple[int, ...], first: int) -> list[int]:
-    """A sequence up to the first end token at ``first`` or later; the rest pads it to the longest of its batch."""
+    """Cut a sequence behind the first end token at ``first`` or later; the rest is padding."""
     end = next((index for index, token in enumerate(row) if index >= first and token in ends), len(row) - 1)
     return row[: end + 1]

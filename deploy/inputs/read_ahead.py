@@ -1,4 +1,4 @@
-"""Items that a thread takes from an iterator, ahead of whoever uses them, through a bounded queue."""
+"""Read ahead: a thread takes items from an iterator into a bounded queue before they are used."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ __all__ = ["ReadAhead"]
 
 T = TypeVar("T")
 CAPACITY = 64
-"""Items in the queue, at most."""
+"""The most items in the queue."""
 POLL_S = 0.1
-"""Time after which the thread notices that nobody wants its items."""
+"""Seconds after which the thread notices that nobody wants its items."""
 
 
 class ReadAhead(Generic[T]):
-    """A context manager: the thread starts with it, and takes nothing more after its end.
+    """A thread that reads ahead. It starts when the context is entered, and takes nothing more after its end.
 
     Parameters
     ----------
     items : iterable
-        Where the thread takes items from. A generator is closed by the thread.
+        The items. If they are a generator, the thread closes it.
     capacity : int
-        Items in the queue, at most.
+        The most items in the queue.
     joined : bool
-        Wait at the end until the thread has ended. A thread that waits for a line of standard input would not end.
+        Wait for the thread at the end of the context. Not for a thread that waits for a line of standard input, which
+        would not end.
 
     Attributes
     ----------
@@ -66,13 +67,13 @@ class ReadAhead(Generic[T]):
         return self._unwanted.is_set()
 
     def get(self, timeout: float | None = None) -> T | None:
-        """Return the next item; None at the end, or where none comes in time.
+        """Return the next item; None at the end, or if none comes in time.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait. After an item that did not come in time, the next calls do not wait until it is there. By
-            default it is waited for.
+            The most seconds to wait; by default there is no limit. After an item that did not come in time, the next
+            calls do not wait until it is there.
 
         Raises
         ------
@@ -99,7 +100,7 @@ class ReadAhead(Generic[T]):
         return item
 
     def _wait(self) -> tuple[T | None, BaseException | None]:
-        """The next entry of the queue; that of the end where the context ends meanwhile, in another thread."""
+        """Wait for the next entry of the queue, or until another thread ends the context, which counts as the end."""
         while True:
             try:
                 return self._queue.get(timeout=POLL_S)
@@ -120,7 +121,7 @@ class ReadAhead(Generic[T]):
         self._put(None, failure)
 
     def _put(self, item: T | None, failure: BaseException | None) -> bool:
-        """Put an item into the queue. Returns False where no item is wanted any more."""
+        """Put an item into the queue. Returns False if no item is wanted any more."""
         while not self._unwanted.is_set():
             try:
                 self._queue.put((item, failure), timeout=POLL_S)

@@ -1,7 +1,7 @@
-"""Whole recordings: a speech model that takes recordings of any length, each of which is one sample.
+"""Whole recordings as inputs, for a speech model that takes recordings of any length. Each is one sample.
 
-Padding changes what these encoders make of a recording, in transformers too, so recordings of different lengths are
-encoded one by one, and decoded together.
+Padding changes the output of these encoders, in transformers too. So recordings of different lengths are encoded one
+by one, and decoded together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tightbeam.deploy.scheduling.sample import Sample
 __all__ = ["RecordingReader", "run_recordings"]
 
 FILES_AHEAD = 4
-"""Recordings that are read and wait."""
+"""Recordings that are read ahead."""
 
 
 class RecordingReader(SourceReader):
@@ -40,15 +40,15 @@ class RecordingReader(SourceReader):
     Parameters
     ----------
     model
-        Such a model.
+        A speech model that takes whole recordings.
     settings
         Settings of ``model.generate``.
     numbers
         Numbers of the samples.
     most_s
-        Seconds of a recording, at most.
+        The most seconds of a recording.
     together
-        Parts of one recording that have features at a time, at most.
+        The most parts of one recording that have features at a time.
 
     Raises
     ------
@@ -88,7 +88,7 @@ class RecordingReader(SourceReader):
         return opened
 
     def _made(self, result: InputResult, samples: _StoredSamples, parts: Iterable[slice]) -> Iterator[Sample]:
-        """Make the samples of the parts of a recording, each when it is wanted. Raises InputError."""
+        """Make the sample of each part of a recording on demand. Raises InputError."""
         for part in parts:
             with _named(result.source):
                 features = self._recordings.features(samples.read(part))
@@ -105,21 +105,21 @@ def _named(source: str | None) -> Iterator[None]:
 
 
 class _StoredSamples:
-    """The samples of a recording, on disk where there are many.
+    """The samples of a recording, on disk if there are many.
 
     Parameters
     ----------
     blocks : iterable of float32 arrays [n]
         Consecutive samples.
     in_memory : int
-        The most samples that are kept in memory.
+        The most samples that stay in memory.
 
     Attributes
     ----------
     count : int
-        Their number.
+        The number of samples.
     close : function
-        Frees them.
+        Frees the samples.
     """
 
     def __init__(self, blocks: Iterable[Array], in_memory: int) -> None:
@@ -144,25 +144,25 @@ def run_recordings(
     settings: Mapping[str, Any],
     typed: bool = False,
 ) -> Iterator[OpenInput]:
-    """Generate for whole recordings. Several run together, while the next ones are read.
+    """Generate for whole recordings. Several run together while the next ones are read.
 
     Parameters
     ----------
     model
         A speech model that takes whole recordings.
     sources
-        Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
+        Names of files, contents of files, samples, errors in place of these, or names with their own settings.
     batch_size
-        Recordings in the running batch, at most.
+        The most recordings in the running batch.
     settings
         Settings of ``model.generate``.
     typed
-        Names may come slowly, so that files that are there do not wait for others.
+        Names may come slowly, so files that are there do not wait for others.
 
     Yields
     ------
     OpenInput
-        One for each recording, in order; one that cannot be transcribed has a ``failure``.
+        One for each recording, in order. The input of a recording that cannot be transcribed has a ``failure``.
 
     Raises
     ------

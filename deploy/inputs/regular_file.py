@@ -1,4 +1,4 @@
-"""Files that are none: pipes and devices, which may be waited for or read for ever."""
+"""Check for pipes and devices in place of files: reading them may wait or go on for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["not_regular"]
 
 
 def not_regular(path: str) -> str:
-    """Name a pipe or a device; empty for a file, for a folder, and where nothing is. Raises OSError."""
+    """Name the kind of a pipe or a device; empty for a file, a folder, or a missing file. Raises OSError."""
     place = Path(path)
     regular = place.is_file() or place.is_dir() or not place.exists()
     return "" if regular else "a pipe or a device, not a file"

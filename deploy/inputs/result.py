@@ -1,4 +1,4 @@
-"""Result of one input of a file, as JSON or as text."""
+"""The result of one input of a file, as JSON or as text."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ __all__ = ["InputResult", "page_records", "segment_records"]
 
 @dataclass
 class InputResult:
-    """Result of one line: sequences, best first, or an error.
+    """The result of one line: sequences, best first, or an error.
 
     Attributes
     ----------
     number : int
         The line's number, from 1.
     file : str or None
-        The line's file, where there are several.
+        The line's file, if there are several files.
     returned : int
         Sequences requested.
     sequences, scores, texts, new_tokens, token_scores, alternatives
-        Fields of `Output`; empty, None or 0 where there is an error.
+        The fields of `Output`; empty, None or 0 if there is an error.
     source_tokens : int
-        Tokens that the model was given.
+        Source tokens that the model was given.
     cut : int
-        Tokens of the text beyond these, cut off since the model has no positions for them.
+        Further tokens of the text, cut off because the model has no positions for them.
     error : str or None
-        Why the line could not be run.
+        The reason why the line could not be run.
     notes : list of str
-        Settings of the line that have no effect, and what else it should be known for.
+        Notes for the user, such as settings of the line without effect.
     seconds : float
         Length of a recording.
     source : str or None
-        The name of the file of a recording or an image.
+        The file name of a recording or an image.
     segments : list of TextSegment or None
-        Of a recording that was gone through by timestamps.
+        The segments of a recording that was transcribed by timestamps.
     pages : list of Output or None
-        Those of each page, of an image of several.
+        One output for each page of an image with several pages.
     """
 
     number: int
@@ -64,13 +64,13 @@ class InputResult:
     pages: list[Output] | None = None
 
     def set_output(self, output: Output) -> None:
-        """Set what the line gave."""
+        """Set the fields of an output."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
         self.new_tokens, self.segments, self.pages = output.new_tokens, output.segments, output.pages
 
     def as_json(self) -> str:
-        """One line of JSON; ``text`` and ``score`` are those of the best sequence."""
+        """Return one line of JSON. ``text`` and ``score`` belong to the best sequence."""
         record: dict[str, Any] = {} if self.file is None else {"file": self.file}
         record["line"] = self.number
         if self.error is not None:
@@ -100,7 +100,7 @@ class InputResult:
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
     def as_text(self) -> str:
-        """The generated texts, or ids, one a line; as many empty lines where there is an error."""
+        """Return the generated texts, or ids, one a line; for an error as many empty lines."""
         if self.error is not None:
             return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
@@ -108,7 +108,7 @@ class InputResult:
 
 
 def segment_records(segments: Sequence[TextSegment]) -> list[dict[str, Any]]:
-    """Segments as JSON has them."""
+    """Return segments as objects for JSON."""
     return list(map(_segment, segments))
 
 
@@ -126,7 +126,7 @@ def _segment(part: TextSegment) -> dict[str, Any]:
 
 
 def page_records(pages: Sequence[Output]) -> list[dict[str, Any]]:
-    """The best sequences of pages as JSON has them."""
+    """Return the best sequence of each page as an object for JSON."""
     return [
         {
             **({} if page.texts is None else {"text": page.texts[0]}),
@@ -142,5 +142,5 @@ def _finite_all(scores: list[TokenScores] | None) -> list[TokenScores] | None:
 
 
 def _finite(score: float) -> float | None:
-    """The score, or None for infinity, which JSON lacks: the score of a sequence of forbidden tokens."""
+    """Return the score, or None for infinity, which JSON lacks. A sequence of forbidden tokens has that score."""
     return score if math.isfinite(score) else None

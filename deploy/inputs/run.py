@@ -1,4 +1,4 @@
-"""The loop that runs inputs: read ahead in one thread, run in another, their results in order."""
+"""The loop that runs inputs: one thread reads ahead, another runs, and results come in order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 __all__ = ["FoundSegments", "finished", "run_inputs"]
 
 MOST_OPEN = 1024
-"""Inputs that are read and have no result yet, or one that waits for that of an earlier input."""
+"""The most inputs that are read and have not been returned: without a result, or behind an earlier input."""
 PATIENCE_S = 0.02
-"""Time for a typed line to come, while others run."""
+"""Seconds to wait for a typed line while others run."""
 
 
 @dataclass(frozen=True)
 class FoundSegments:
-    """Segments of a recording that is not finished, and its result, which is not there yet."""
+    """New segments of a recording that is still running, and its result, which is still empty."""
 
     result: InputResult
     segments: list[TextSegment]
@@ -40,28 +40,28 @@ def run_inputs(
     ahead: int = CAPACITY,
     most_open: int = MOST_OPEN,
 ) -> Iterator[OpenInput | FoundSegments]:
-    """Run inputs. Each of three threads is a bounded queue ahead of the next one, so that a slow caller slows them.
+    """Run inputs in two threads, with bounded queues between them and the caller: a slow caller slows them down.
 
     Parameters
     ----------
     model
         The loaded model.
     inputs
-        The inputs, made in a thread of their own. Samples have ascending numbers.
+        The inputs, which a thread makes. Their samples have ascending numbers.
     max_rows
-        Rows that run together, at most; no sample has more beams.
+        The most rows that run together. No sample may have more beams.
     typed
-        Inputs may come slowly, so that those that are there do not wait for others.
+        Inputs may come slowly, so inputs that are there do not wait for others.
     ahead
-        Inputs that are read ahead, at most.
+        The most inputs that are read ahead.
     most_open
-        Inputs that run, or whose results wait for that of an earlier one, at most.
+        The most inputs that run, or whose results wait for an earlier input's.
 
     Yields
     ------
     OpenInput or FoundSegments
-        Every input, finished, in their order. The segments of a recording come as they are found, behind all that
-        belongs to the inputs before it.
+        Every input, finished, in order. The segments of a recording come as they are found, behind everything that
+        belongs to earlier inputs.
     """
     read = ReadAhead(inputs, ahead)
     scheduler = model.scheduler(max_rows, _StopBeforeEncoding(read))
@@ -74,18 +74,18 @@ def run_inputs(
 
 
 def finished(items: Iterable[OpenInput | FoundSegments]) -> Iterator[OpenInput]:
-    """The finished inputs among what `run_inputs` yields."""
+    """Yield the finished inputs among the items of `run_inputs`."""
     for item in items:
         if isinstance(item, OpenInput):
             yield item
 
 
 class _Stopped(BaseException):
-    """The caller wants no more results. It is not an `Exception`, which a scheduler would take for a sample's."""
+    """The caller wants no more results. The scheduler would take an `Exception` for a sample's failure."""
 
 
 class _StopBeforeEncoding(NullEvents):
-    """Events that end a turn once the inputs are closed: a turn that fills an empty batch may take seconds."""
+    """Events that end a turn once the inputs are closed, since a turn that fills an empty batch may take seconds."""
 
     def __init__(self, read: ReadAhead[OpenInput]) -> None:
         self._read = read
@@ -132,15 +132,15 @@ def _run(
 
 
 def _new_segments(each: OpenInput, model: Model) -> list[TextSegment]:
-    """The segments that were found since the last call; none of an input that has failed."""
+    """Return the segments that were found since the last call; none if the input has failed."""
     try:
         return [] if each.failure is not None else each.new_segments(model)
-    except BundleError:  # of the tokenizer, which is raised again for the whole input
+    except BundleError:  # from the tokenizer; it is raised again for the whole input
         return []
 
 
 def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:
-    """Take one turn, and give the owners of samples what these gave."""
+    """Take one turn, and pass the results of samples to their inputs."""
     for ended in scheduler.turn():
         owner = owners.pop(ended.number, None)
         if owner is None:  # another sample of the same input has failed

@@ -1,7 +1,7 @@
-"""A recording, window by window: each begins where the timestamps of the one before it end.
+"""Sequential transcription: each window of a recording begins where the timestamps of the window before it end.
 
-Source: transformers 5.23 `WhisperGenerationMixin.generate` and `generate_with_fallback`, of a recording alone. Beams
-are kept after an attempt that samples, which there sets ``num_beams`` to 1 for the rest of the recording.
+Source: transformers 5.23 `WhisperGenerationMixin.generate` and `generate_with_fallback`, for one recording. There, an
+attempt that samples sets ``num_beams`` to 1 for the rest of the recording; here the beams stay.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tightbeam.deploy.search import Scored, SearchResult
 __all__ = ["SequentialTranscription", "compression_ratio"]
 
 LOW_TEMPERATURE = 0.5
-"""Windows behind one that took a higher temperature do not begin with its tokens."""
+"""A window that took this temperature or a higher one is not the context of the next window."""
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt at a window: its tokens after the prompt, the end token included, and whether they will do."""
+    """One attempt at a window: its tokens after the prompt, end token included, and whether they are accepted."""
 
     tokens: list[int]
     is_good: bool
@@ -41,7 +41,7 @@ class _Attempt:
 
 
 class SequentialTranscription:
-    """The windows of one recording. Take a sample, run it, and give its result back, until there is none.
+    """The windows of one recording. Run each `sample`, and `take` its result, until the transcription is `done`.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ class SequentialTranscription:
     timestamps : bool
         False for a recording of one window, whose tokens have no timestamps.
     begin_s : float
-        Seconds before it, of a recording that is cut into several.
+        Seconds before this part of a recording that is cut into several.
 
     Attributes
     ----------
     segments : list of Segment
-        What was found so far.
+        The segments that were found so far.
     seek : int
         The first frame of the present window.
     """
@@ -102,12 +102,12 @@ class SequentialTranscription:
 
     @property
     def done(self) -> bool:
-        """True where no window is left."""
+        """True if no window is left."""
         return self._wanted is None
 
     @property
     def transcribed_s(self) -> float:
-        """Seconds of the recording in front of the present window."""
+        """Seconds of the recording before the present window."""
         return min(self.seek * FRAME_S, self._recording.seconds)
 
     def sample(self, number: int) -> Sample:
@@ -155,7 +155,7 @@ class SequentialTranscription:
             self.seek += offset
 
     def _times(self, tokens: list[int], scored: Scored) -> list[TokenTime] | None:
-        """The times of a window's tokens, where they are asked for."""
+        """Return the times of a window's tokens; None if they are not asked for."""
         about = self._model.manifest.alignment
         if about is None or scored.alignments is None or scored.tokens is None:
             return None
@@ -177,7 +177,7 @@ class SequentialTranscription:
         return 2 * self._model.manifest.sizes.max_source
 
     def _attempts(self, features: Array, before: tuple[int, ...]) -> Any:
-        """Yield the samples of one window, a temperature each, until one will do; returns the last attempt."""
+        """Yield a sample of one window for each temperature, until one is accepted. Returns the last attempt."""
         start = WindowStart(before, self._longest)
         attempt: _Attempt | None = None
         for temperature in self._how.temperatures:
@@ -195,14 +195,12 @@ class SequentialTranscription:
             if attempt.is_good:
                 break
         assert attempt is not None
-        if (
-            self._own.limited_by == "max_length"
-        ):  # transformers adds the prompt of each window to that of the windows before it
+        if self._own.limited_by == "max_length":  # transformers adds each window's prompt to the limit of the next one
             self._longest = options.max_length
         return attempt
 
     def _judged(self, result: SearchResult, options: GenerationOptions) -> _Attempt:
-        """Decide on an attempt, by the thresholds."""
+        """Judge an attempt by the thresholds."""
         how, tokens = self._how, _without_padding(result.sequences[0, options.beginning :].tolist(), options)
         is_good = True
         if how.compression_ratio_threshold is not None:
@@ -215,7 +213,7 @@ class SequentialTranscription:
         return _Attempt(tokens, is_good, unlikely and silent, result.scored)
 
     def _before(self) -> tuple[int, ...]:
-        """The tokens before the start token of the next window."""
+        """Return the tokens before the start token of the next window."""
         how = self._how
         earlier = [self._prompt] if self._prompt and not how.all_segments else []
         earlier += [self._without_last_of_pair(segment.tokens) for segment in self.segments]
@@ -231,7 +229,7 @@ class SequentialTranscription:
 
 
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
-    """The bytes of token ids over those that zlib makes of them: high where tokens are repeated.
+    """Return the ratio of the bytes of token ids to their bytes compressed by zlib: high if tokens repeat.
 
     Source: transformers 5.23 `WhisperGenerationMixin._retrieve_compression_ratio`.
     """
@@ -241,13 +239,13 @@ def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
 
 
 def _without_padding(tokens: list[int], options: GenerationOptions) -> list[int]:
-    """Tokens up to the first end token."""
+    """Return the tokens up to the first end token."""
     end = next((place for place, token in enumerate(tokens) if token in options.eos_token_ids), len(tokens) - 1)
     return tokens[: end + 1]
 
 
 def _language_alone(options: GenerationOptions) -> GenerationOptions:
-    """Options that choose the language behind the start token, and one token more, which does not matter."""
+    """Return options that choose the language after the start token. One more token is generated and ignored."""
     prompt = options.prompt[: options.prompt.index(CHOSEN) + 1]
     return replace(
         options,

@@ -1,4 +1,4 @@
-"""A sound file that is read once, from its beginning to its end, by libsndfile."""
+"""An audio file that libsndfile reads once, from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["INSTALL", "SoundFile"]
 Channels = npt.NDArray[np.float32]
 INSTALL = "pip install 'tightbeam[audio]'"
 UNKNOWN_FRAMES = (1 << 63) - 1
-"""Length of a FLAC file that was streamed."""
+"""Length that a streamed FLAC file states."""
 TRUSTED = ("WAV", "WAVEX", "FLAC", "OGG")
-"""Formats whose stated length is the length; that of an MP3 file may be wrong."""
+"""Formats whose stated length is right; an MP3 file may state a wrong one."""
 LEAST_MISSING_S = 0.25
-"""Seconds by which an MP3 file has to be shorter than it says: the delay of an encoder is counted by some."""
+"""Seconds by which an MP3 file must be shorter than it states: some encoders count their delay."""
 
 
 def _forward(source: object) -> Any:
-    """Open a file whose place nobody asks for: libsndfile does not know it in a FLAC file that was streamed."""
+    """Open a file that cannot seek, since libsndfile does not know the place in a streamed FLAC file."""
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its C library
@@ -42,7 +42,7 @@ def _forward(source: object) -> Any:
 
 
 class SoundFile:
-    """A sound file that is read once; leaving the context closes it.
+    """An audio file that is read once; leaving the context closes it.
 
     Parameters
     ----------
@@ -54,16 +54,16 @@ class SoundFile:
     rate_hz : int
         Samples a second.
     channels : int
-        Their number.
+        The number of channels.
     stated_s : float
-        Seconds of sound that the header states; 0 where it states none, or may be wrong.
+        Seconds of sound that the header states; 0 if it states no length, or may be wrong.
 
     Raises
     ------
     InputError
         The package soundfile is missing.
     OSError, RuntimeError
-        The file cannot be opened, or is no sound.
+        The file cannot be opened, or is not audio.
     """
 
     def __init__(self, source: str | bytes) -> None:
@@ -75,7 +75,7 @@ class SoundFile:
             self._content.seek(0)
             opened: object = self._ended or self._content
             if isinstance(source, str) and self._ended is None:
-                opened = source if sys.platform == "win32" else os.fsencode(source)  # it may be no UTF-8
+                opened = source if sys.platform == "win32" else os.fsencode(source)  # a name may not be UTF-8
             self._file = files.enter_context(_forward(opened))
             self._files = files.pop_all()
         self._done, self._is_broken = 0, False
@@ -92,13 +92,13 @@ class SoundFile:
     def blocks(self, length: int) -> Iterator[Channels]:
         """Yield blocks float32 [n, channels] of up to ``length`` samples of each channel.
 
-        Raises RuntimeError where the content is broken; but an MP3 file that does not count its frames may hold
-        something else behind them.
+        Raises RuntimeError if the content is broken. An MP3 file that does not count its frames may hold something
+        else behind them.
         """
         while not self._is_broken:
             block = np.empty((length, self.channels), np.float32)
             if self._ended is not None:
-                block.fill(np.nan)  # which an error leaves where nothing is read
+                block.fill(np.nan)  # stays in the samples that are not read before an error
             try:
                 block = self._file.read(out=block)
             except RuntimeError:
@@ -113,7 +113,7 @@ class SoundFile:
             yield block
 
     def missing(self) -> str:
-        """Name what is missing at the end of a file that was read; empty where nothing is, or it cannot be known."""
+        """Return what is missing at the end of a file that was read; empty if nothing is known to be missing."""
         done_s = self._done / self.rate_hz
         if self._is_broken:
             return f"it holds no sound that can be read behind {done_s:.1f} s"

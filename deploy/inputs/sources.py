@@ -1,4 +1,4 @@
-"""Sources other than text, such as audio and image files, as inputs of the loop."""
+"""Sources other than text, such as audio and image files, as inputs of the loop in `run.py`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["MakeReader", "SourceReader", "check_batch_size", "check_recordings",
 
 
 class SourceReader:
-    """Base of the readers of audio and images: makes inputs of sources, all with the same settings.
+    """Base of the readers of audio and images. It makes inputs of sources with common settings.
 
     Parameters
     ----------
     options : GenerationOptions
-        The settings, resolved.
+        The resolved settings.
     numbers : iterator of int, optional
         Numbers of the samples.
     """
@@ -38,7 +38,7 @@ class SourceReader:
         self.numbers = count() if numbers is None else numbers
 
     def read(self, number: int, source: Any) -> OpenInput:
-        """Read a source, or an error in the place of one: an input, with its failure if it cannot be read."""
+        """Read a source, or an error in place of one. If it cannot be read, the input has a failure."""
         named = source if isinstance(source, str) else None
         result = InputResult(number, self.options.num_return_sequences, source=named)
         try:
@@ -54,11 +54,11 @@ class SourceReader:
 
 
 MakeReader: TypeAlias = Callable[..., SourceReader]
-"""Makes a reader of a model, settings and ``numbers``, the numbers of its samples. Raises GenerationError."""
+"""Makes a reader from a model, settings and the ``numbers`` of its samples. Raises GenerationError."""
 
 
 class _LineReader:
-    """Reads sources; a `FileLine` has settings of its own over the common ones.
+    """Reads sources. A `FileLine` has settings of its own above the common ones.
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ class _LineReader:
     settings
         Settings of all lines.
     batch_size
-        Inputs in the running batch, at most, with the beams of these settings.
+        The most inputs in the running batch, with the number of beams in these settings.
 
     Attributes
     ----------
     max_rows : int
-        Rows that run together, at most.
+        The most rows that run together.
     """
 
     def __init__(self, model: Model, make: MakeReader, settings: Mapping[str, Any], batch_size: int) -> None:
@@ -84,7 +84,7 @@ class _LineReader:
         self.max_rows = batch_size * self._common.options.num_beams
 
     def read(self, number: int, source: Any) -> OpenInput:
-        """Read a source: an input, with its failure if it cannot be read."""
+        """Read a source. If it cannot be read, the input has a failure."""
         if not isinstance(source, FileLine):
             return self._common.read(number, source)
         try:
@@ -118,7 +118,7 @@ def run_sources(
     ahead: int,
     most_open: int = MOST_OPEN,
 ) -> Iterator[OpenInput | FoundSegments]:
-    """Generate for sources. Several run together, while the next ones are read.
+    """Generate for sources. Several run together while the next ones are read.
 
     Parameters
     ----------
@@ -127,18 +127,18 @@ def run_sources(
     make
         Makes a reader.
     sources
-        Sources as the reader takes them, or names of files with their own settings.
+        Sources that the reader takes, or names of files with their own settings.
     settings
         Settings of ``model.generate`` for all sources.
     batch_size
-        Samples in the running batch, at most, with the beams of these settings.
+        The most samples in the running batch, with the number of beams in these settings.
     typed, ahead, most_open
         Arguments of `run_inputs`.
 
     Yields
     ------
     OpenInput or FoundSegments
-        What `run_inputs` yields; a source that cannot be read has a ``failure``.
+        The items of `run_inputs`. The input of an unreadable source has a ``failure``.
 
     Raises
     ------
@@ -151,13 +151,13 @@ def run_sources(
 
 
 def check_batch_size(batch_size: Any, inputs: str) -> None:
-    """Raise InputError unless ``batch_size`` is a positive integer. ``inputs`` names what is counted."""
+    """Raise InputError unless ``batch_size`` is a positive integer. The error calls the inputs ``inputs``."""
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise InputError(f"batch_size={batch_size!r} is not a number of {inputs}; pass 1 or more")
 
 
 def check_recordings(recordings: Sequence[Any], name: str | None = None) -> list[str | bytes | Array]:
-    """Return recordings as they are read.
+    """Check a caller's recordings, and return them in the form that readers take.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def check_recordings(recordings: Sequence[Any], name: str | None = None) -> list
     Raises
     ------
     InputError
-        One is something else.
+        A recording has another type.
     """
     return [
         os.fspath(each)

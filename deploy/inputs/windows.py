@@ -1,8 +1,8 @@
-"""Transcription: recordings in, text out.
+"""Transcription by a speech model over windows: recordings in, text out.
 
-A recording of one window is one sample. A longer one is gone through by the timestamps that the model predicts
-(`SequentialTranscription`); where it makes none, or is asked for none, it is cut into windows, each of which is
-transcribed alone, so that a word at a cut may be lost.
+A recording of one window is one sample. A longer one is transcribed window by window, by the timestamps that the model
+predicts (`SequentialTranscription`). If there are no timestamps, it is cut into windows that are transcribed alone, and
+a word at a cut may be lost.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ __all__ = ["WindowReader", "run_windows", "stream_segments"]
 _Text = Callable[[Sequence[int]], str]
 
 FILES_AHEAD = 2
-"""Files that are read and wait."""
+"""Files that are read ahead."""
 
 
 @dataclass(eq=False)
 class _WindowedInput(OpenInput):
-    """An input that is gone through window by window: one recording, or the windows that it is cut into.
+    """An input that is transcribed window by window: one recording, or the windows that it is cut into.
 
     Attributes
     ----------
     samples : list of Sample
-        Those without a result.
+        The samples without a result.
     parts : list of SequentialTranscription
-        What it is made of, in order.
+        The recording or its windows, in order.
     features : list of StoredFeatures
-        Their features.
+        The features of the parts.
     numbers : iterator of int
         Numbers of further samples.
     on_transcribed : function
-        Receives the seconds of each window that is done.
+        Called with the seconds of each window that is done.
     """
 
     parts: list[SequentialTranscription] = field(default_factory=list)
@@ -90,7 +90,7 @@ class _WindowedInput(OpenInput):
         return self.failure is not None or not self._owners
 
     def take(self, number: int, result: SearchResult) -> list[Sample]:
-        # Neither the features nor the result are needed any more: hours take no more memory than minutes.
+        # Features and result are dropped, so that hours take no more memory than minutes.
         self.samples = [sample for sample in self.samples if sample.number != number]
         part = self._owners.pop(number)
         before = part.transcribed_s
@@ -114,7 +114,7 @@ class _WindowedInput(OpenInput):
         found: list[TextSegment] = []
         while self._readers:
             found += self._readers[0].read(self._text(model))
-            if not self._readers[0].part.done:  # those of later parts come behind it
+            if not self._readers[0].part.done:  # segments of later parts come after it
                 break
             self._readers.popleft()
         self._segments += found
@@ -133,12 +133,12 @@ class _WindowedInput(OpenInput):
         )
 
     def _text(self, model: Model) -> _Text | None:
-        """The function that makes text of tokens; None without a tokenizer."""
+        """Return the function that makes text of tokens; None without a tokenizer."""
         return (lambda tokens: text_of(model, list(tokens))) if model.has_tokenizer else None
 
 
 class _SegmentReader:
-    """Reads the segments of a part of a recording as text, each once, as they are found."""
+    """Reads the segments of a part of a recording as text, each once."""
 
     def __init__(self, part: SequentialTranscription) -> None:
         self.part = part
@@ -172,15 +172,15 @@ class WindowReader(SourceReader):
     Parameters
     ----------
     model
-        Such a model.
+        A speech model over windows.
     settings
         Settings of ``model.generate``.
     on_transcribed
-        Receives the seconds of sound that are done, as recordings are gone through by timestamps.
+        Called with seconds of audio as they are transcribed by timestamps.
     numbers
         Numbers of the samples.
     most_s
-        Seconds of a recording, at most.
+        The most seconds of a recording.
 
     Raises
     ------
@@ -203,7 +203,7 @@ class WindowReader(SourceReader):
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
         model.settings.window_options(settings, WindowStart(self._how.prompt_ids))
-        self._obstacle = ""  # that keeps a long recording from being gone through by timestamps
+        self._obstacle = ""  # the reason why a long recording is not transcribed by timestamps
         self._by_timestamps = self._how.return_timestamps is True
         if self._how.return_timestamps is None and has_timestamps(model.manifest.generation, self.options.vocab_size):
             try:
@@ -217,7 +217,7 @@ class WindowReader(SourceReader):
         result.seconds = sum(part.seconds for part in parts)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
         if self._obstacle and len(parts) > 1:
-            note = f"it is cut into windows of {log_mel.chunk_s} s, where words may be lost"
+            note = f"it is cut into windows of {log_mel.chunk_s} s, and words at a cut may be lost"
             result.notes.append(f"{note}: {self._obstacle}")
         in_sequence = timestamps or bool(self._how.asked) or self.options.aligned
         if in_sequence and self.options.scoring is not None and not self.options.aligned:
@@ -236,7 +236,7 @@ class WindowReader(SourceReader):
         return OpenInput(result, made)
 
     def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[StoredFeatures]:
-        """A recording whole, or the windows that it is cut into where it is long and not gone through by timestamps."""
+        """Return the whole recording, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
         blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
@@ -269,27 +269,27 @@ def run_windows(
     typed: bool = False,
     on_transcribed: Callable[[float], None] = lambda seconds: None,
 ) -> Iterator[OpenInput | FoundSegments]:
-    """Transcribe recordings. Windows of several recordings run together, while the next ones are read.
+    """Transcribe recordings. Windows of several recordings run together while the next ones are read.
 
     Parameters
     ----------
     model
         A speech model over windows.
     sources
-        Names of files, contents of files, samples, or an error in the place of one; or names with their own settings.
+        Names of files, contents of files, samples, errors in place of these, or names with their own settings.
     batch_size
-        Windows in the running batch, at most.
+        The most windows in the running batch.
     settings
         Settings of ``model.generate``.
     typed
-        Names may come slowly, so that files that are there do not wait for others.
+        Names may come slowly, so files that are there do not wait for others.
     on_transcribed
-        Receives the seconds of sound that are done, as recordings are gone through by timestamps.
+        Called with seconds of audio as they are transcribed by timestamps.
 
     Yields
     ------
     OpenInput or FoundSegments
-        What `run_inputs` yields; a recording that cannot be transcribed has a ``failure``.
+        The items of `run_inputs`. The input of a recording that cannot be transcribed has a ``failure``.
 
     Raises
     ------
@@ -313,14 +313,14 @@ def stream_segments(
     source
         The recording, which is read before this returns.
     batch_size
-        Windows in the running batch, at most.
+        The most windows in the running batch.
     settings
         Settings of ``model.generate``.
 
     Returns
     -------
     iterator of TextSegment
-        The segments of a window come as soon as it is done. A caller that stops early closes the iterator, or drops it.
+        The segments of each window, as soon as it is done. A caller that stops early closes or drops the iterator.
 
     Raises
     ------

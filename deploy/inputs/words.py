@@ -1,4 +1,4 @@
-"""Words of token ids: how tokens join into words, with the times and the probability of each word.
+"""Grouping of tokens into words, with the times and the probability of each word.
 
 Source: transformers 5.23 `_combine_tokens_into_words` and `_decode_asr` of Whisper's tokenizer.
 """
@@ -16,27 +16,27 @@ from tightbeam.deploy.inputs.output import TextWord
 __all__ = ["group_words", "words_of"]
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages whose words are not told apart by spaces: each character is a word."""
+"""Languages without spaces between words: each character is a word."""
 BEFORE = "\"'“¡¿([{-"
-"""Punctuation that belongs to the word behind it."""
+"""Punctuation that belongs to the word after it."""
 AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001  # full-width forms too
 """Punctuation that belongs to the word before it."""
 ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""Decoded form of a character whose other bytes are in other tokens."""
+"""Decoded form of a character whose bytes are split between tokens."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass
 class _Word:
-    """Text, and the indices of its tokens."""
+    """The text of a word, and the indices of its tokens."""
 
     text: str
     indices: list[int]
 
     def join(self, other: _Word) -> None:
-        """Take what follows, which is empty then."""
+        """Append the other word, which becomes empty."""
         self.text, self.indices = self.text + other.text, self.indices + other.indices
         other.text, other.indices = "", []
 
@@ -47,19 +47,18 @@ def words_of(tokens: Sequence[TokenTime], start_s: float, decode: Decode, langua
     Parameters
     ----------
     tokens : sequence of TokenTime
-        Those of the segment, in order. Tokens without text, such as timestamps, are in no word.
+        The tokens of the segment, in order. Tokens without text, such as timestamps, are in no word.
     start_s : float
-        Where the first of them begins: at the end of the token before it.
+        Time at which the first token begins, which is the end of the token before it.
     decode : function
-        From token ids to text, without special tokens.
+        Function from token ids to text, without special tokens.
     language : str or None
         The code of the language, such as "en"; None for one with spaces.
 
     Returns
     -------
     list of TextWord
-        A word begins where its first token does, and ends where its last one does; its probability is the mean of
-        theirs.
+        A word has the start of its first token, the end of its last one, and the mean of their probabilities.
     """
     starts = [start_s, *(each.end_s for each in tokens)]
     places = [place for place, each in enumerate(tokens) if decode([each.token])]
@@ -78,12 +77,12 @@ def group_words(tokens: Sequence[int], decode: Decode, language: str | None) -> 
     ----------
     tokens : sequence of int
     decode, language
-        Those of `words_of`.
+        Arguments of `words_of`.
 
     Returns
     -------
     list of (str, list of int)
-        Text of each word, with the space before it, and the indices of its tokens.
+        The text of each word, with the space before it, and the indices of its tokens.
     """
     words = _characters(tokens, decode)
     if language not in WITHOUT_SPACES:
@@ -93,7 +92,7 @@ def group_words(tokens: Sequence[int], decode: Decode, language: str | None) -> 
 
 
 def _characters(tokens: Sequence[int], decode: Decode) -> list[_Word]:
-    """Cut tokens wherever those so far decode to whole characters."""
+    """Group tokens so that each group decodes to whole characters."""
     whole, begun, length = decode(tokens), list[int](), 0
     found = []
     for index in range(len(tokens)):
@@ -107,7 +106,7 @@ def _characters(tokens: Sequence[int], decode: Decode) -> list[_Word]:
 
 
 def _by_spaces(parts: Sequence[_Word]) -> list[_Word]:
-    """Join parts that neither begin with a space nor are punctuation to those before them."""
+    """Join a part to the part before it, unless it begins with a space or is punctuation."""
     words: list[_Word] = []
     for part in parts:
         if not words or part.text.startswith(" ") or part.text.strip() in ASCII_PUNCTUATION:
@@ -118,7 +117,7 @@ def _by_spaces(parts: Sequence[_Word]) -> list[_Word]:
 
 
 def _join_punctuation(words: list[_Word]) -> None:
-    """Join punctuation to the words behind it and before it, in place; joined words are left empty."""
+    """Join punctuation to the words after it and before it, in place; joined words become empty."""
     following = len(words) - 1
     for index in range(len(words) - 2, -1, -1):
         word = words[index]

@@ -1,1 +1,1 @@
-"""The loaded model: a bundle, what runs its graphs, and what reads its inputs; each part has a name and a file."""
+"""The loaded model: a bundle, the runtime of its graphs, and the readers of its inputs, each part in its own file."""

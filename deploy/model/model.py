@@ -1,4 +1,4 @@
-"""The loaded model, made of named parts. Everything that generates is given one."""
+"""The loaded model, made of named parts. All code that generates receives one."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Model:
     bundle, runtime
         The arguments.
     settings : ModelSettings
-        What settings mean for this model.
+        Resolves settings for this model.
     text : Texts
-        Texts and token ids.
+        Tokenizes texts, and checks token ids.
     log_mel : LogMel or None
         The feature extractor of a speech model over windows (Whisper).
     recordings : Recordings or None
-        The features of a speech model that takes whole recordings.
+        The feature extractor of a speech model that takes whole recordings.
     image_processor : ImageProcessor, PatchProcessor or None
         The image processor of a model that reads images.
     """
@@ -62,7 +62,7 @@ class Model:
         is_donut = self.image_processor is not None and self.image_processor.kind == "Donut"
         self.settings = ModelSettings(about, runtime, codec, is_donut=is_donut)
         self.text = Texts(bundle, self.settings, codec)
-        self._lock = threading.Lock()  # held while the runtime is in use
+        self._lock = threading.Lock()  # held during runs of the runtime
 
     @property
     def manifest(self) -> Manifest:
@@ -115,14 +115,14 @@ class Model:
         max_rows : int
             The most rows (samples x beams) that take steps.
         events : SchedulerEvents, optional
-            Receives what happens to samples, and may cancel them.
+            Receives the events of samples, and may cancel samples.
         retry : bool
-            Run the samples of a batch that fails again, each alone.
+            If a batch fails, run each of its samples again, alone.
 
         Returns
         -------
         Scheduler
-            It is for one thread. Other schedulers of this model run between its turns.
+            For use by one thread. Other schedulers of this model run between its turns.
         """
         return Scheduler(self.runtime, max_rows, self._lock, events, retry=retry)
 
@@ -136,11 +136,11 @@ class Model:
         number : int
             The caller's number of the sample.
         tokens : sequence of int
-            Token ids that ``text.check_ids`` has no objection to.
+            Token ids that ``text.check_ids`` accepts.
         settings : mapping
             Arguments of ``model.generate``, for this sample alone.
         mask : int64 [N], optional
-            0 at padding, 1 elsewhere; a prompt counts in one piece.
+            0 at padding, 1 elsewhere. The tokens of a prompt are contiguous.
 
         Returns
         -------

@@ -21,22 +21,22 @@ from tightbeam.deploy.text.tokenizer import TextCodec
 __all__ = ["ModelSettings"]
 
 MOST_RESOLVED = 128
-"""Settings that stay resolved: of all lines, and of the latest lines and requests with settings of their own."""
+"""The most resolved settings that are cached: of all lines, and of lines and requests with their own."""
 
 
 class ModelSettings:
-    """What settings mean for a loaded model: resolved over its defaults, and checked for its sizes and its runtime.
+    """Resolves settings over the defaults of a loaded model, and checks them against its sizes and its runtime.
 
     Parameters
     ----------
     manifest : Manifest
-        The bundle's, for its defaults and sizes.
+        The bundle's manifest, for defaults and sizes.
     runtime : Runtime
-        It says what it cannot do.
+        The runtime, which names what it does not support.
     codec : TextCodec or None
-        The tokenizer, for settings that are texts; None for a bundle without one.
+        The tokenizer, for settings that are texts; None for a bundle without a tokenizer.
     is_donut : bool
-        True for Donut, whose ``decoder_input_ids`` get no start token before them.
+        True for Donut, whose ``decoder_input_ids`` come without a start token.
     """
 
     def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
@@ -50,13 +50,13 @@ class ModelSettings:
         ----------
         **settings
             Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
-            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file; the other
-            settings override it, and what it leaves None is the checkpoint's.
+            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file. The other
+            settings override it, and its fields that are None keep the checkpoint's values.
 
         Returns
         -------
         GenerationOptions
-            Lengths are those for a prompt of one token if the model is decoder-only.
+            For a decoder-only model, lengths are resolved for a prompt of one token.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class ModelSettings:
         prompt_length : int
             Tokens of the prompts of a decoder-only model; the length of an encoder's input does not matter.
         settings : mapping
-            Those of `options`.
+            Arguments of `options`.
 
         Returns
         -------
@@ -94,7 +94,7 @@ class ModelSettings:
         settings : mapping
             Arguments of ``model.generate``.
         window : WindowStart
-            What the window begins with.
+            The tokens that the window begins with.
 
         Returns
         -------
@@ -120,7 +120,7 @@ class ModelSettings:
         return resolved
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with token ids in the place of texts, and what a Donut begins with. Raises GenerationError."""
+        """Replace texts by token ids, and set the start token of a Donut. Raises GenerationError."""
         eos = self._manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
         special = eos if isinstance(eos, int) else self._manifest.sizes.vocabulary
         given = with_token_ids(settings, self._codec, PROMPT if self._manifest.has_windows else BEGINNING, special)
@@ -139,7 +139,7 @@ class ModelSettings:
         return options
 
     def _checked(self, options: GenerationOptions) -> GenerationOptions:
-        """Options that this runtime can follow. Raises GenerationError."""
+        """Return the options if this runtime supports them. Raises GenerationError otherwise."""
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
         if options.candidate_groups > 1 and (obstacle := self._runtime.groups_obstacle):
@@ -155,9 +155,9 @@ class ModelSettings:
         return options
 
     def without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Warn the caller of a public method of settings that have no effect, and return the others.
+        """Warn about settings that have no effect, and return the others.
 
-        It is called by the public method itself.
+        The public method itself must call this, so that the warning points at its caller.
         """
         settings, notes = remove_settings_without_effect(
             given, speech=self._manifest.has_windows, defaults=self._manifest.generation

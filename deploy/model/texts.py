@@ -1,4 +1,4 @@
-"""Texts and token ids of a loaded model: encoded, decoded and checked."""
+"""Texts and token ids of a loaded model: encoding, decoding and checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Texts:
     ----------
     bundle : Bundle
     settings : ModelSettings
-        Says how many tokens a prompt leaves room for.
+        The settings, which say how many new tokens a prompt leaves positions for.
     codec : TextCodec or None
         The tokenizer; None for a bundle without one.
     """
@@ -47,16 +47,16 @@ class Texts:
         text : str
             The source, or the prompt of a decoder-only model.
         truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
-            positions as ``settings`` make new tokens.
+            Cut a text that is longer than the model's positions, which is an error otherwise. The new tokens of
+            ``settings`` keep their positions when a prompt is cut.
         **settings
-            Arguments of ``model.generate``; they matter to prompts, and ``source_language`` to a translator.
+            Arguments of ``model.generate``. They matter for prompts, and ``source_language`` for a translator.
 
         Returns
         -------
         tokens : list of int
         cut : int
-            Tokens of the text that were cut off; 0 where it fits.
+            Number of tokens that were cut off; 0 if the text fits.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class Texts:
         Raises
         ------
         InputError
-            There are none, too many, or one outside the vocabulary.
+            There are no tokens, too many, or one outside the vocabulary.
         """
         check_ids(tokens, self._sizes)
 
@@ -124,7 +124,7 @@ class Texts:
         Returns
         -------
         list of (int64 [N], int64 [N])
-            The ids and the mask of each row. Rows of different lengths are not padded.
+            The ids and the mask of each row. Rows of different lengths stay without padding.
 
         Raises
         ------
@@ -148,8 +148,8 @@ class Texts:
         return found
 
     def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
-        """Length of the longest prompt that leaves the positions for the new tokens of ``settings``; for one new token
-        where ``settings`` limit the whole row."""
+        """Return the length of the longest prompt that leaves positions for the new tokens of ``settings``, or for one
+        new token if ``settings`` limit the whole row."""
         options = self._settings.options_for(1, settings)
         if options.limited_by == "max_length":
             return options.max_length - 1
@@ -171,13 +171,15 @@ class Texts:
         Raises
         ------
         InputError
-            The bundle has no tokenizer, or ``sequence`` holds something else than token ids.
+            The bundle has no tokenizer, or ``sequence`` holds other values than token ids.
         """
         codec = self.require_tokenizer()
         try:
             tokens = [int(token) for token in sequence]
         except (TypeError, ValueError):
-            raise InputError("sequence is no row of token ids, expected integers [T]; pass one row at a time") from None
+            raise InputError(
+                "sequence is not a row of token ids, expected integers [T]; pass one row at a time"
+            ) from None
         return codec.decode(tokens)
 
     def require_tokenizer(self) -> TextCodec:
@@ -190,7 +192,7 @@ class Texts:
         Raises
         ------
         InputError
-            The bundle has none.
+            The bundle has no tokenizer.
         """
         if self._codec is None:
             problem = f"bundle {self._bundle.path} has no tokenizer, since its checkpoint has none"

@@ -1,4 +1,4 @@
-"""The running batch of a lane: its decoding, its search, and how samples get into it."""
+"""The running batch of a lane: its decoding, its search, and how samples join it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
         self._search = new_search(self._stepper, sample.options, callback)
 
     def __len__(self) -> int:
-        """Samples in the batch."""
+        """Number of samples in the batch."""
         return len(self._search.places)
 
     def __contains__(self, number: int) -> bool:
@@ -55,9 +55,9 @@ class Batch:
         self.decoding.close()
 
     def _start(self, sample: Sample, keys: Array | None) -> None:
-        """Begin the search of a sample whose source has its place in the decoding.
+        """Start the search of a sample whose source has a place in the decoding.
 
-        ``keys`` [A, N, K] are the keys of its alignment heads, if times of tokens are asked for.
+        ``keys`` [A, N, K] are the keys of the alignment heads, if times of tokens are asked for.
         """
         self._stepper.join(sample.number, sample.first_length, sample.first_position)
         self._search.join(sample.number, sample.options, sample.prompt, sample.tokens)
@@ -66,13 +66,13 @@ class Batch:
 
 
 class WholeBatch(Batch):
-    """A batch that samples join at its beginning alone, for a runtime whose buffers are of one batch.
+    """A batch that samples join only at its beginning, for a runtime that allocates buffers for each batch.
 
     Parameters
     ----------
     runtime : Runtime
     samples : sequence of Sample
-        All samples, at least one.
+        All samples of the batch, at least one.
     callback : SearchCallback
     """
 
@@ -95,9 +95,9 @@ class JoiningBatch(Batch):
     ----------
     runtime : JoiningRuntime
     samples : sequence of Sample
-        Samples that are to be encoded, the first one among them. The buffers are made for all of these.
+        Samples to be encoded soon, among them the first one. The buffers are large enough for all of them.
     places : int
-        The most samples in the batch.
+        The most samples that run together.
     callback : SearchCallback
     """
 
@@ -120,7 +120,7 @@ class JoiningBatch(Batch):
 
     @property
     def encoded(self) -> int:
-        """Samples that are encoded and have no place yet."""
+        """Number of samples that are encoded and wait for a place."""
         return len(self._encoded)
 
     @property
@@ -135,19 +135,19 @@ class JoiningBatch(Batch):
             self._encoded.remove(found)
         return found is not None
 
-    def fill(self, waiting: WaitingSamples, room: int, on_taken: Callable[[Sequence[Sample]], None]) -> None:
-        """Let samples join while there are places. If no sample is encoded, encode more: once beside samples that run,
-        else until the places are taken.
+    def fill(self, waiting: WaitingSamples, places: int, on_taken: Callable[[Sequence[Sample]], None]) -> None:
+        """Let samples join while there are places. If no encoded sample waits, encode more: once if other samples run,
+        otherwise until all places are taken.
 
         Parameters
         ----------
         waiting : WaitingSamples
-        room : int
+        places : int
             The most samples that may join.
         on_taken : function
             Called with the samples that leave ``waiting``, before they are encoded.
         """
-        encodes, empty, most = True, not len(self), min(self._places, len(self) + room)
+        encodes, empty, most = True, not len(self), min(self._places, len(self) + places)
         while len(self) < most:
             if self._encoded:
                 self._join(*self._encoded.popleft())
@@ -181,7 +181,7 @@ class JoiningBatch(Batch):
 
 
 def padded(samples: Sequence[Sample]) -> tuple[Array, Ints]:
-    """Sources [B, ...], padded on the right, and their mask int64 [B, N]."""
+    """Return sources [B, ...], padded on the right, and their mask int64 [B, N]."""
     widest = max(sample.width for sample in samples)
     mask = (np.arange(widest) < np.array([sample.positions for sample in samples])[:, None]).astype(np.int64)
     for row, sample in zip(mask, samples, strict=True):

@@ -1,4 +1,4 @@
-"""What a scheduler reports while it runs, by sample number, and the work that it does."""
+"""Events that a scheduler reports by sample number, and counts of its work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SchedulerEvents(SearchCallback, Protocol):
     """A `SearchCallback` that also learns which samples are about to be encoded."""
 
     def on_started(self, samples: Sequence[int]) -> None:
-        """Receive the numbers of samples that are about to be encoded. If the process ends, these are lost."""
+        """Receive the numbers of samples that are about to be encoded. They are lost if the process ends."""
         ...
 
 
@@ -26,7 +26,7 @@ class NullEvents(NullCallback):
 
 
 class CallbackEvents:
-    """The `SchedulerEvents` that pass on those of a `SearchCallback`."""
+    """The `SchedulerEvents` that pass a search's events on to a `SearchCallback`."""
 
     def __init__(self, callback: SearchCallback) -> None:
         self.on_step, self.on_finished = callback.on_step, callback.on_finished
@@ -36,14 +36,14 @@ class CallbackEvents:
 
 @dataclass
 class Work:
-    """Work that was done.
+    """Counts of the work that a scheduler has done.
 
     Attributes
     ----------
     prefills : int
         Runs of the encoder, or over prompts.
     samples : int
-        Samples in them.
+        Samples in these runs.
     steps : int
         Decoder steps.
     sample_steps : int
@@ -59,7 +59,7 @@ class Work:
     step_seconds: float = 0.0
 
     def take(self) -> Work:
-        """Return the work since the last call."""
+        """Return the work since the last call, and reset the counts."""
         taken = Work(**vars(self))
         vars(self).update(vars(Work()))
         return taken

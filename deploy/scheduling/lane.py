@@ -1,4 +1,4 @@
-"""A lane: the samples that may share a batch, those that wait and those that run."""
+"""A lane: the waiting and the running samples that may share a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNLIMITED = 1 << 62
 class Lane:
     """The samples of one batch key that have no result yet.
 
-    Samples that are run again after a failure are in the lane too; each of them has a batch of its own.
+    Samples that run again after a failure are in the lane too, each with a batch of its own.
 
     Parameters
     ----------
@@ -57,17 +57,17 @@ class Lane:
 
     @property
     def running(self) -> int:
-        """Samples that have a place in the batch."""
+        """Number of samples that have a place in the batch."""
         return 0 if self.batch is None else len(self.batch)
 
     @property
     def encoded(self) -> int:
-        """Samples that are encoded and wait for a place."""
+        """Number of samples that are encoded and wait for a place."""
         return self.batch.encoded if isinstance(self.batch, JoiningBatch) else 0
 
     @property
     def rows(self) -> int:
-        """Rows that have a place in the batch."""
+        """Number of rows that have a place in the batch."""
         return 0 if self.batch is None else len(self.batch) * self.batch.num_beams
 
     @property
@@ -77,13 +77,13 @@ class Lane:
 
     @property
     def next(self) -> Sample | None:
-        """The sample that gets the next place; None if all samples have one."""
+        """The sample that gets the next place; None if all samples have a place."""
         if isinstance(self.batch, JoiningBatch) and self.batch.encoded:
             return self.batch.next
         return self.waiting.oldest() if len(self.waiting) else None
 
     def cancel(self, number: int) -> None:
-        """Drop a sample. A running one leaves after the next step, or the first one behind its decoder prompt."""
+        """Drop a sample. A running one leaves after the next step, or the first step behind its decoder prompt."""
         if self.waiting.remove(number):
             return
         if isinstance(self.batch, JoiningBatch) and self.batch.forget(number):
@@ -96,19 +96,19 @@ class Lane:
         self.waiting.forget(number)
         self.cancelled.discard(number)
 
-    def fill(self, room: int) -> None:
-        """Let at most ``room`` samples get a place; encode once if none of them is encoded."""
-        if not (self.running or self.encoded) and len(self.waiting) and room:
-            self._begin(room)
+    def fill(self, places: int) -> None:
+        """Give places to at most so many samples, and encode samples if none of them is encoded."""
+        if not (self.running or self.encoded) and len(self.waiting) and places:
+            self._begin(places)
         if isinstance(self.batch, JoiningBatch):
-            self.batch.fill(self.waiting, room, self._on_encode)
+            self.batch.fill(self.waiting, places, self._on_encode)
 
-    def _begin(self, room: int) -> None:
+    def _begin(self, free: int) -> None:
         """Make the batch of the oldest waiting sample."""
         if self.batch is not None and self.batch.key != self.waiting.oldest().batch_key:
             self.close()
         if self._joining is None:
-            samples = self.waiting.take(positions=UNLIMITED, samples=min(room, self.places))
+            samples = self.waiting.take(positions=UNLIMITED, samples=min(free, self.places))
             self._on_encode(samples)
             self.batch = WholeBatch(self._runtime, samples, self._callback)
         elif self.batch is None:
@@ -116,12 +116,12 @@ class Lane:
             places = 1 if near[0].alone else self.places
             try:
                 self.batch = JoiningBatch(self._joining, near, places, self._callback)
-            except BundleError:  # there is no memory for its buffers: the oldest runs alone next, or fails
+            except BundleError:  # not enough memory for its buffers: the oldest sample runs alone next, or fails
                 self.waiting.take(positions=1, samples=1)
                 raise
 
     def fail(self) -> list[Sample]:
-        """Drop the batch, which has failed, with its buffers. Its samples wait again, and each will run alone.
+        """Drop the failed batch and its buffers. Its samples wait again, and each will run alone.
 
         Returns
         -------

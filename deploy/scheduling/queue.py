@@ -1,4 +1,4 @@
-"""The queue of waiting samples, and the rule by which they are encoded: first come, first served, with like lengths."""
+"""The queue of waiting samples. The oldest is encoded next, with samples of similar length behind it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tightbeam.deploy.scheduling.sample import Sample
 __all__ = ["WaitingSamples"]
 
 WINDOW = 64
-"""Samples behind the oldest one that may be encoded with it. With more of them a sample may wait longer."""
+"""The most samples behind the oldest one that may be encoded with it. In a larger window samples may wait longer."""
 
 
 class WaitingSamples:
-    """Samples in the order in which they came. Those that were taken are remembered until they have ended."""
+    """Waiting samples in the order in which they came. Taken samples are remembered until they end."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque()
@@ -38,12 +38,12 @@ class WaitingSamples:
         return self._samples[0]
 
     def near(self) -> list[Sample]:
-        """The oldest sample, and those of its batch key within the window."""
+        """The oldest sample, and the samples of its batch key within the window."""
         key = self._samples[0].batch_key
         return [sample for sample in islice(self._samples, 1 + WINDOW) if sample.batch_key == key]
 
     def remove(self, number: int) -> bool:
-        """Remove a sample by its number. Returns False where there is none."""
+        """Remove a sample by its number. Returns False if there is none."""
         found = next((sample for sample in self._samples if sample.number == number), None)
         if found is not None:
             self._samples.remove(found)
@@ -52,19 +52,19 @@ class WaitingSamples:
     def take(self, *, positions: int, samples: int) -> list[Sample]:
         """Remove and return the samples to encode together, in the order in which they came.
 
-        They are the oldest one, and those of its batch key within the window whose lengths are nearest to it.
+        They are the oldest sample, and the samples of its batch key within the window with the nearest lengths.
 
         Parameters
         ----------
         positions : int
-            The most source positions of the padded batch, if that has more than one sample.
+            The most source positions of a padded batch of several samples.
         samples : int
             The most samples.
         """
         oldest, *near = self.near()
-        if oldest.has_features:  # which padding would change
+        if oldest.has_features:  # padding would change the encoder's output
             near = [sample for sample in near if sample.source.shape == oldest.source.shape]
-        near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: of equal ones the older
+        near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: the older one of equals
         chosen, widest = [oldest], oldest.width
         for sample in near:
             wider = max(widest, sample.width)
@@ -74,10 +74,10 @@ class WaitingSamples:
             widest = wider
         taken = {id(sample) for sample in chosen}
         chosen = [sample for sample in islice(self._samples, 1 + WINDOW) if id(sample) in taken]
-        kept = [sample for sample in islice(self._samples, 1 + WINDOW) if id(sample) not in taken]
-        for _ in range(len(kept) + len(chosen)):
+        others = [sample for sample in islice(self._samples, 1 + WINDOW) if id(sample) not in taken]
+        for _ in range(len(others) + len(chosen)):
             self._samples.popleft()
-        self._samples.extendleft(reversed(kept))
+        self._samples.extendleft(reversed(others))
         self._taken |= {sample.number: sample for sample in chosen}
         return chosen
 
@@ -86,7 +86,7 @@ class WaitingSamples:
         self._taken.pop(number, None)
 
     def return_taken(self, dropped: Collection[int] = ()) -> list[Sample]:
-        """Put the samples that were taken back to the front, each to be run alone, since their batch has failed.
+        """Put the taken samples back to the front after a failure of their batch. Each will run alone.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class WaitingSamples:
         Returns
         -------
         list of Sample
-            Those that have run alone already. They are not put back.
+            The samples that already ran alone. They are not put back.
         """
         taken = [sample for number, sample in self._taken.items() if number not in dropped]
         self._taken.clear()

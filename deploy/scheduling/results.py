@@ -20,7 +20,7 @@ def join_results(samples: Sequence[Sample], found: Mapping[int, SearchResult]) -
     samples : sequence of B Sample
         At least one.
     found : mapping of int to SearchResult
-        Results by the samples' numbers. The rows of a sample without one hold padding alone.
+        Results by the samples' numbers. A sample without a result gets rows of padding.
 
     Returns
     -------

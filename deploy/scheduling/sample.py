@@ -1,4 +1,4 @@
-"""One sample: a source with settings of its own, resolved as if it were alone."""
+"""A sample: one source with its own settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BatchKey", "Sample", "samples_of_features"]
 
 BatchKey: TypeAlias = tuple[int, int, float, int, str, Trie | None, int | None]
 """Values that the samples of a batch share: two shapes and two scalars of the graph, the kind of search, the trie, and
-the number of a sample that runs alone."""
+for a sample that runs alone its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,21 +26,21 @@ class Sample:
     Attributes
     ----------
     number : int
-        The caller's number of the sample; no two have the same.
+        The caller's number of the sample, which no other sample has.
     options : GenerationOptions
     source : int64 [N], float32 [mels, frames] or float32 [X, ...]
         What the encoder reads: token ids, a prompt without its last token, or features.
     positions : int
         N, the positions that the encoder makes of the source; 0 for a prompt of one token.
     mask : int64 [N], optional
-        0 at positions that do not count, 1 elsewhere. By default all count.
+        0 at positions that do not count, 1 elsewhere. By default all positions count.
     prompt : int64 [P] or None
         The tokens that the rows of a decoder-only model begin with.
     padding : int
-        Tokens of padding that the prompt begins with. They have no source position. Rules that count a row's tokens, or
-        look at its n-grams and words, see them, as in transformers; ``repetition_penalty`` does not.
+        Padding tokens that the prompt begins with. They have no source position. As in transformers, rules about
+        lengths, n-grams and words count them, and ``repetition_penalty`` does not.
     alone : bool
-        The sample shares its batch with no other: it is run again, after its batch failed.
+        True for a sample that runs again in a batch of its own, after its batch failed.
     """
 
     number: int
@@ -68,15 +68,15 @@ class Sample:
         Parameters
         ----------
         number, options
-            Attributes of the sample.
+            Attributes of `Sample`.
         tokens : integers [N]
             At least one.
         decoder_only : bool
             The tokens are a prompt.
         mask : int64 [N], optional
-            0 at padding. A prompt counts in one piece; its padding is moved in front of it.
+            0 at padding. The tokens of a prompt are contiguous; its padding is moved in front of them.
         entropy : bytes
-            What is drawn with if there is no seed; by default the system's.
+            Entropy of the draws if there is no seed; by default the system's.
         """
         ids = np.array(tokens, np.int64)
         own = ids if mask is None else ids[mask > 0]
@@ -89,24 +89,24 @@ class Sample:
 
     @property
     def tokens(self) -> Ints | None:
-        """The tokens int64 [N] that were given, padding included: the source's or the prompt's; None for features."""
+        """The given tokens int64 [N], padding included, of the source or the prompt; None for features."""
         if self.prompt is not None:
             return self.prompt
         return None if self.has_features else self.source
 
     @property
     def has_features(self) -> bool:
-        """True if the source is features, of a window, a recording or an image, rather than token ids."""
+        """True if the source is features of a window, a recording or an image, rather than token ids."""
         return self.source.dtype.kind == "f"
 
     @property
     def width(self) -> int:
-        """Source positions in a buffer, at least one."""
+        """Source positions that the sample takes in a buffer, at least one."""
         return max(1, self.positions)
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt, padding included, which the result's sequences begin with; 0 of an encoder-decoder."""
+        """Tokens of the prompt that the result's sequences begin with, padding included; 0 for an encoder-decoder."""
         return 0 if self.prompt is None else len(self.prompt)
 
     @property
@@ -121,12 +121,12 @@ class Sample:
 
     @property
     def cached(self) -> int:
-        """Positions of the generated cache; the last token is never fed back."""
+        """Positions of the generated cache. The last token is never fed back, so it has none."""
         return self.options.max_length - self.first_length
 
     @property
     def batch_key(self) -> BatchKey:
-        """Samples of equal keys may share a batch."""
+        """The key of the batch: samples with equal keys may share one."""
         asked, alone = self.options, self.number if self.alone else None
         numbers = asked.num_beams, asked.candidates, asked.repetition_penalty, asked.no_repeat_ngram_size
         return *numbers, asked.kind, asked.trie, alone

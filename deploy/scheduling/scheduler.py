@@ -1,4 +1,4 @@
-"""The scheduler: samples of any settings, run as they come; docs/running.md has its rules."""
+"""The scheduler runs samples of any settings as they come. Its rules are in docs/running.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["FailedSample", "FinishedSample", "Scheduler"]
 
 @dataclass(frozen=True)
 class FinishedSample:
-    """A sample's number, and its result, which is the same whatever ran beside it."""
+    """The number of a sample and its result, which does not depend on other samples."""
 
     number: int
     result: SearchResult
@@ -30,7 +30,7 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class FailedSample:
-    """A sample's number, and the error that ended it when it ran alone."""
+    """The number of a sample and the error that it failed with, running alone."""
 
     number: int
     error: Exception
@@ -39,26 +39,26 @@ class FailedSample:
 class Scheduler:
     """Runs samples of any settings. Samples of one batch key share a lane, and the lanes take turns.
 
-    One thread uses it. Others may use the runtime between two turns.
+    A scheduler is for one thread. Other threads may use the runtime between two turns.
 
     Parameters
     ----------
     runtime : Runtime
-        Runs the two graphs. If samples cannot join its batches, whole batches run one after the other.
+        Runs the encoder and the decoder. If samples cannot join its batches, whole batches run one after the other.
     max_rows : int
         The most rows (samples x beams) that take steps, of all lanes together.
     lock : context manager, optional
         Held while the runtime is in use.
     events : SchedulerEvents, optional
-        Receives what happens to samples, and may cancel them.
+        Receives the events of samples, and may cancel samples.
     retry : bool
-        If a batch fails, run each of its samples again, alone, so that only those fail that cannot be run. Otherwise
+        If a batch fails, run each of its samples again, alone, so that only samples that cannot be run fail. If False,
         the error ends the turn.
 
     Attributes
     ----------
     work : Work
-        The work that was done.
+        Counts of the work that was done.
     cache_bytes : (int, int)
         Bytes of the source cache and of the generated cache of the latest batch.
     """
@@ -82,28 +82,28 @@ class Scheduler:
         self._most_steps = 1 if joining is None else joining.steps_in_turn
         self._turn: tuple[BatchKey | None, int] = None, 0  # the lane that ran last, and its steps in this turn
         self._lanes: dict[BatchKey, Lane] = {}  # in the order of their turns
-        self._owners: dict[int, Lane] = {}  # by the numbers of the samples that have no result
+        self._owners: dict[int, Lane] = {}  # by the numbers of the samples without a result
         self._ended: list[FinishedSample | FailedSample] = []
         self._running: Lane
 
     @property
     def active(self) -> bool:
-        """True while a turn has something to do."""
+        """True while a turn has work to do."""
         return any(lane.active for lane in self._lanes.values())
 
     @property
     def waiting(self) -> int:
-        """Samples that are not encoded yet."""
+        """Number of samples that are not encoded yet."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
     def rows(self) -> int:
-        """Rows that have places, of all lanes."""
+        """Number of rows that have places, in all lanes."""
         return sum(lane.rows for lane in self._lanes.values())
 
     @property
     def wants_more(self) -> bool:
-        """True if another sample should come before the next turn: there is none, or no whole batch is full."""
+        """True if another sample should come before the next turn: no sample is there, or no whole batch is full."""
         if self._joins or any(lane.running for lane in self._lanes.values()):
             return not self.active
         return all(len(lane.waiting) < lane.places for lane in self._lanes.values())
@@ -119,30 +119,30 @@ class Scheduler:
         self._lanes[key].waiting.add(sample)
 
     def cancel(self, number: int) -> None:
-        """Drop a sample, which has no result then. See `Lane.cancel` for when it leaves."""
+        """Drop a sample, which then has no result. `Lane.cancel` says when it leaves."""
         if (lane := self._owners.pop(number, None)) is not None:
             lane.cancel(number)
 
     def turn(self) -> list[FinishedSample | FailedSample]:
-        """Let the next lane take its turn: samples are encoded once at most, some join, and the batch takes a step.
+        """Run the turn of the next lane: the encoder runs if needed, samples join, and the batch takes a step.
 
         Returns
         -------
         list of FinishedSample or FailedSample
             The samples that have ended.
         """
-        key, room = self._next()
+        key, free = self._next()
         if key is None:
             return []
         lane, steps = self._lanes[key], self._turn[1] + 1 if key == self._turn[0] else 1
         self._turn = key, steps
         if steps >= self._most_steps:
-            self._lanes[key] = self._lanes.pop(key)  # the last of the next round
+            self._lanes[key] = self._lanes.pop(key)  # to the end of the next round
             self._turn = None, 0
         try:
             with self._lock:
-                self._run(lane, room)
-        except Exception as error:  # of the runtime, or a defect
+                self._run(lane, free)
+        except Exception as error:  # an error of the runtime, or a defect
             alone = lane.fail()
             if not self._retry:
                 raise
@@ -161,7 +161,7 @@ class Scheduler:
     def run(self, samples: Iterable[Sample]) -> dict[int, SearchResult]:
         """Run samples to their end, close the scheduler, and return their results by number.
 
-        Samples that were cancelled have no result. Raises the error of a sample that failed.
+        Cancelled samples have no result. Raises the error of a failed sample.
         """
         found = {}
         try:
@@ -181,10 +181,10 @@ class Scheduler:
         for lane in self._lanes.values():
             lane.close()
 
-    def _run(self, lane: Lane, room: int) -> None:
+    def _run(self, lane: Lane, free: int) -> None:
         self._running = lane
         start = time.perf_counter()
-        lane.fill(room)
+        lane.fill(free)
         filled = time.perf_counter()
         self.work.prefill_seconds += filled - start
         if lane.batch is not None and len(lane.batch):
@@ -200,21 +200,21 @@ class Scheduler:
                 del self._lanes[key]
 
     def _next(self) -> tuple[BatchKey | None, int]:
-        """The key of the lane whose turn it is, None if there is none, and the samples that may get a place in it."""
+        """Return the key of the next lane, or None, and the number of its samples that may get a place."""
         for key in self._lanes if self._joins else self._whole():
-            room = self._room(self._lanes[key])
-            if self._lanes[key].running or room:
-                return key, room
+            free = self._free_places(self._lanes[key])
+            if self._lanes[key].running or free:
+                return key, free
         return None, 0
 
     def _whole(self) -> list[BatchKey]:
-        """The lane whose whole batch runs, or else that of the oldest sample."""
+        """Return the lane whose whole batch runs, otherwise the lane of the oldest sample."""
         running = [key for key, lane in self._lanes.items() if lane.running]
         first = {key: found for key, lane in self._lanes.items() if (found := lane.next) is not None}
         return running or sorted(first, key=lambda key: first[key].number)[:1]
 
-    def _room(self, lane: Lane) -> int:
-        """Samples that may get a place: rows are free, and the oldest sample without a place leaves them over."""
+    def _free_places(self, lane: Lane) -> int:
+        """Return how many samples may get a place: rows are free that the oldest sample without one does not need."""
         own = lane.next
         if own is None:
             return 0

@@ -211,7 +211,7 @@ def test_impossible_settings_are_refused(bundles: BundleCache, settings: dict[st
         (None, 8, r"recordings is NoneType, expected a list of file names; pass \[path\]"),
         ([[[1.0, 2.0], [3.0]]], 8, "recording 0 has rows of different lengths"),
         ([torch.ones(9, requires_grad=True)], 8, "recording 0 is Tensor, expected an array .*requires grad"),
-        ([chirp(0.2), np.ones(9, np.int16)], 8, r"recording 1 is int16 \[9\], .*in -1..1 .those of int16 divided by"),
+        ([chirp(0.2), np.ones(9, np.int16)], 8, r"recording 1 is int16 \[9\], .*in -1..1 .divide int16 samples by"),
         ([chirp(0.2), np.full(9, 1e300)], 8, "recording 1: the recording holds NaN or infinity"),
         (["talk.wav", None], 8, "recording 1 is NoneType, expected the name of an audio file, or an array of samples"),
     ],
