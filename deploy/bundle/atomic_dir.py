@@ -27,7 +27,7 @@ def write_folder(
     force : bool
         Replace an existing folder, at the very end.
     workplace : Path, optional
-        Parent of the incomplete folder, on the same disk; by default that of ``destination``.
+        Parent of the incomplete folder, on the same disk; by default the parent of ``destination``.
 
     Returns
     -------
@@ -36,7 +36,7 @@ def write_folder(
     Raises
     ------
     OSError
-        A folder cannot be written. Exceptions of ``fill`` pass through.
+        A folder cannot be written. Exceptions of ``fill`` are not caught.
     """
     workplace = workplace or destination.absolute().parent
     partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=workplace))

@@ -2,7 +2,7 @@
 
 An engine is a folder of its own below ``engines/``, so that building one changes no other file of the bundle:
 
-    engines/<name>/engine.json     what it was built for and from
+    engines/<name>/engine.json     the GPUs, limits and bundle that it was built for
     engines/<name>/encoder.engine, decoder.engine
 """
 
@@ -75,7 +75,7 @@ class EngineGraph(FileEntry):
     inputs, outputs : tuple of TensorEntry
         Inputs and outputs of the engine, with TensorRT's names, types and shapes.
     on_host : tuple of str
-        Inputs that TensorRT reads in host memory, since sizes depend on them.
+        Inputs that TensorRT reads in host memory, because sizes depend on them.
     plugins : dict of str to int
         Number of nodes of each of our operators.
     """
@@ -87,7 +87,7 @@ class EngineGraph(FileEntry):
 
 
 class KernelFile(FileEntry):
-    """Compiled kernel of our operators. Its file is named by the sources, options and version of CUDA that it is of.
+    """Compiled kernel of our operators. Its file name is a digest of its sources, options and version of CUDA.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class EngineEntry(Entry):
     built_from : dict of str to str
         SHA-256 of the bundle's files that it was built from, by name.
     kernels : tuple of KernelFile
-        Kernels that its plugins may start; those that are not there are compiled when they are first needed.
+        Kernels that its plugins may launch; any other kernel is compiled when it is first needed.
     """
 
     engine_version: int
@@ -273,7 +273,7 @@ def build_command(
     entry : EngineEntry, optional
         The engine whose precision and limits to take.
     capability : str, optional
-        Compute capability of the GPU; by default those of ``entry``, or the GPU of this machine.
+        Compute capability of the GPU; by default the capabilities of ``entry``, or the GPU of this machine.
     replaces : str, optional
         Name of the engine to replace.
     """

@@ -108,13 +108,13 @@ class GuardEntry(Entry):
     wanted, kept : str
         The kind of cache that was chosen, and the kind that the layer has after the guard.
     error : float or None
-        Root mean square of the error over that of the exact output; None where it is NaN or infinite.
+        Root mean square of the error over the root mean square of the exact output; None if it is NaN or infinite.
     allowed : float
         Upper bound on ``error``.
     original : float or None
         ``error`` of the attention before the rewrite.
     condition : float or None
-        Condition number of the inverted key weights; 0 where none were inverted, None where they have no inverse.
+        Condition number of the inverted key weights; 0 if none were inverted, None if they have no inverse.
     """
 
     layer: int
@@ -130,21 +130,21 @@ class GuardEntry(Entry):
 class QuantizedEntry(Entry):
     """Product or embedding that int8 may quantise: its error in each form on real rows, and the form that it has.
 
-    Errors are relative: for each row the root mean square of the difference from float64 over that of the row, and the
-    root mean square of that over the rows. None is an error that was not measured, or is NaN or infinite.
+    An error is the root mean square, over the rows, of each row's relative difference from float64. None is an error
+    that was not measured, or is NaN or infinite.
 
     Attributes
     ----------
     name : str
         The graph and the node that was quantised.
     shape : tuple of int
-        Numbers of a row, and columns, after the heads where each has a matrix; of an embedding its width, and its
-        tokens or positions.
+        Of a product: numbers of a row, and columns, after the number of heads if each head has a matrix. Of an
+        embedding: its width, and its tokens or positions.
     int8, blocks, fp16, fp32 : float or None
         Error in int8 with a scale for each row and column; with a scale for every 128 numbers of them; in half
         precision; in float32.
     allowed : float
-        Upper bound on the error of the form that is kept.
+        Upper bound on the error of the form in the bundle.
     kept : "int8", "blocks" or "fp32"
         The form in the bundle.
     reason : str
@@ -164,7 +164,7 @@ class QuantizedEntry(Entry):
 
 
 class QuantizedCacheEntry(Entry):
-    """Source cache in int8: the error of a layer's attention where its rows alone are rounded, on real activations.
+    """Source cache in int8: the error of a layer's attention if only these rows are rounded, on real activations.
 
     Attributes
     ----------
@@ -173,8 +173,8 @@ class QuantizedCacheEntry(Entry):
     part : "keys", "values" or "states"
         The rounded rows; states may be one matrix that all layers read.
     int8, fp16 : float or None
-        Root mean square of the error over that of the exact output, with rows in int8 and in half precision; None where
-        it is NaN or infinite.
+        Root mean square of the error over the root mean square of the exact output, with rows in int8 and in half
+        precision; None if it is NaN or infinite.
     allowed : float
         Upper bound on ``int8``.
     """
@@ -192,11 +192,11 @@ class PassEntry(Entry):
     Attributes
     ----------
     matched : int
-        Places that it rewrote.
+        Number of places that it rewrote.
     reason : str
-        The reason where there were none.
+        The reason, if it matched nothing.
     bytes_saved : int
-        At batch 1, 4 beams and the longest source and output.
+        Bytes of cache saved at batch 1, 4 beams and the longest source and output.
     """
 
     name: str
@@ -220,7 +220,7 @@ class TokenizerEntry(Entry):
 
 
 class AlignmentEntry(Entry):
-    """Cross-attentions of a speech model that the times of tokens are made of.
+    """Cross-attentions of a speech model from which the times of tokens are computed.
 
     Attributes
     ----------
@@ -242,11 +242,11 @@ class ParityReport(Entry):
     tokens : int
         Equal tokens.
     ties : int
-        Sequences that only rounding decides.
+        Sequences between which rounding alone decides.
     differing : int
         Sequences that differ, in an inexact bundle (``weight_threshold``, half precision, or int8).
     differing_float32 : int or None
-        Sequences that differ from those of the same graphs in float32; None where these were not run.
+        Sequences that differ from what the same graphs give in float32; None if these were not run.
     """
 
     samples: int
@@ -264,7 +264,7 @@ class PrecisionErrorEntry(Entry):
     Attributes
     ----------
     error : float
-        Root mean square error of the log-probabilities, over that of their deviation from the mean in float32.
+        Root mean square error of the log-probabilities, over their standard deviation in float32.
     differing : int
         Steps, of ``steps``, at which another token is the best.
     """
@@ -282,7 +282,7 @@ class Provenance(Entry):
     source : str
         Hub id of the checkpoint, or the name of its folder, without the path.
     revision : str or None
-        Commit of the checkpoint on the hub; None where it is not known.
+        Commit of the checkpoint on the hub; None if it is not known.
     created : str
         UTC time of the export, ISO 8601, such as ``2026-01-31T12:00:00Z``.
     versions : dict of str to str
@@ -306,15 +306,15 @@ class ModelSizes(Entry):
     max_source, max_target : int
         The longest source and target in tokens.
     decoder_only : bool
-        True where generated sequences begin with a prompt.
+        True if generated sequences begin with a prompt.
     rotary : bool
-        True where queries and keys are rotated (RoPE).
+        True if queries and keys are rotated (RoPE).
     key_norm : bool
-        True where keys are normalized before the scores.
+        True if keys are normalized before the scores.
     streams : int
         Positions that a row runs in a step.
     source_width : int or None
-        Width of the encoder's output where it is not D.
+        Width of the encoder's output, if it is not D.
     """
 
     D: Size
@@ -342,26 +342,26 @@ class Manifest(Entry):
     precision : "fp32", "fp16" or "int8"
         Precision of products, caches and most weights.
     cache_precision : "int8" or None
-        Precision of the source caches where it is not that of ``precision``: integers, with a scale for each row.
+        Precision of the source caches if it differs from ``precision``: integers, with a scale for each row.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     global_tokens : int
-        First tokens of each source that have global attention in the encoder; above 0 only in bundles of LED.
+        Number of first tokens of each source that have global attention in the encoder; above 0 only for LED.
     quantized : tuple of QuantizedEntry
-        Products and embeddings of an int8 bundle; empty in other precisions, and in bundles from before this table.
+        Products and embeddings of an int8 bundle; empty in other precisions, and in older bundles.
     quantized_caches : tuple of QuantizedCacheEntry
-        Source caches in int8; empty without them, and in bundles from before this table.
+        Source caches in int8; empty without them, and in older bundles.
     speech : FileEntry or None
-        The feature extractor's settings of a speech model, whose encoder takes ``input_features`` or ``input_values``.
+        Settings of a speech model's feature extractor. Its encoder takes ``input_features`` or ``input_values``.
     convolutions : tuple of (int, int, int)
         Kernel, stride and padding of each convolution that makes the encoder's N positions of the X samples or frames
-        of a recording; empty where all sources have one length, or are tokens.
+        of a recording; empty if all sources have one length, or are tokens.
     image : FileEntry or None
-        The image processor's settings of a model that reads images, whose encoder takes ``pixel_values``.
+        Settings of an image model's processor. Its encoder takes ``pixel_values`` or ``flattened_patches``.
     alignment : AlignmentEntry or None
-        What times of tokens are made of; None without alignment heads, and in bundles from before them.
+        The attention heads that give times of tokens; None without alignment heads, and in older bundles.
     precision_error : PrecisionErrorEntry or None
-        The error of half precision or int8; None in float32, and where it was not measured.
+        The error of half precision or int8; None in float32, and if it was not measured.
     provenance : Provenance or None
         Origin of the bundle; None in format 1.
     """
@@ -401,31 +401,31 @@ class Manifest(Entry):
         return self.speech is not None and not self.convolutions
 
     def source_positions(self, length: int) -> int:
-        """The encoder's positions of so many samples or frames; below 1 where there are too few."""
+        """Return the encoder's positions for ``length`` samples or frames; below 1 if there are too few."""
         for kernel, stride, padding in self.convolutions:
             length = (length + 2 * padding - kernel) // stride + 1
         return length
 
     def shortest_source(self, positions: int) -> int:
-        """The fewest samples or frames that have so many positions."""
+        """Return the fewest samples or frames that have ``positions`` positions."""
         for kernel, stride, padding in reversed(self.convolutions):
             positions = max(1, (positions - 1) * stride + kernel - 2 * padding)
         return positions
 
     def longest_source(self, positions: int) -> int:
-        """The most samples or frames that have so many positions."""
+        """Return the most samples or frames that have ``positions`` positions."""
         for kernel, stride, padding in reversed(self.convolutions):
             positions = positions * stride + kernel - 2 * padding - 1
         return positions
 
     @property
     def reads_text(self) -> bool:
-        """True where sources are text or token ids; False for speech and images."""
+        """True if sources are text or token ids; False for speech and images."""
         return self.speech is None and self.image is None
 
     @property
     def cpu_alone(self) -> str | None:
-        """The part that only CPUs have operators for, for an error; None where GPUs run the bundle too."""
+        """The reason why only CPUs run the bundle, as a clause for an error; None if GPUs run it too."""
         if self.precision == "int8":
             return "is in int8"
         return None if self.cache_precision is None else f"has its source cache in {self.cache_precision}"

@@ -13,7 +13,7 @@ OPSET_IMPORT, OPSET_DOMAIN, OPSET_VERSION = 8, 1, 2
 
 
 def operators_version(bundle: Bundle) -> int | None:
-    """Return the version of the operators in a bundle's decoder; None where it has none, or cannot be read."""
+    """Return the version of the operators in a bundle's decoder; None if it has none, or cannot be read."""
     try:
         model = memoryview(bundle.file(bundle.manifest.decoder).read_bytes())
         for number, value in fields(model):
@@ -27,7 +27,7 @@ def operators_version(bundle: Bundle) -> int | None:
 
 
 def operators_note(bundle: Bundle) -> str | None:
-    """Say that a bundle would be faster exported again; None for one of the present operators."""
+    """Return a note that a new export would be faster; None for a bundle with the present operators."""
     version = operators_version(bundle)
     if version is None or version >= VERSION:
         return None

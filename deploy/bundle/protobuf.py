@@ -9,7 +9,7 @@ __all__ = ["fields", "varint", "varints"]
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Iterate over the fields of a protobuf message: number, and an integer or the bytes."""
+    """Iterate over the fields of a protobuf message: the number of each, and its integer or its bytes."""
     position = 0
     while position < len(data):
         key, position = varint(data, position)
@@ -26,7 +26,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Read an integer in protobuf's seven bits a byte. Returns it, and the position after it."""
+    """Read a varint, an integer in seven bits a byte. Returns the integer, and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -37,7 +37,7 @@ def varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def varints(data: memoryview) -> Iterator[int]:
-    """Iterate over integers that are packed one behind the other."""
+    """Iterate over packed varints."""
     position = 0
     while position < len(data):
         value, position = varint(data, position)

@@ -1,10 +1,10 @@
 """Reader of bundles. A bundle is the one folder that passes from the build machine to the serving machine.
 
-    bundle.json            what is inside, for whom, with sizes and checksums
+    bundle.json            the manifest: the model, its sizes, its settings, and the checksum of each file
     encoder.onnx           the graphs of one variant; they hold no weights
     decoder.onnx
     weights.safetensors    every weight once; both graphs point into it as external data
-    tokenizer files        as the checkpoint ships them, where it has one
+    tokenizer files        as the checkpoint ships them, if it has a tokenizer
 
 Nothing in it is pickled, and everything is checked when it is read.
 """
@@ -41,8 +41,8 @@ class Bundle:
     manifest : Manifest
         The content of ``bundle.json``.
     weights_check : WeightsCheck or None
-        The comparison of the weights file with its SHA-256, which nobody has waited for yet; None if it was compared
-        at once, or is not to be compared.
+        The comparison of the weights file with its SHA-256, which runs in a thread; None if the file was compared at
+        once, or is not compared.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class Bundle:
         verify : bool
             Compare every file with its SHA-256.
         weights_later : bool
-            Compare the weights file in a thread, whose end `Bundle.wait_for_weights` waits for, in place of at once.
+            Compare the weights file in a thread, which `Bundle.wait_for_weights` waits for, rather than at once.
 
         Returns
         -------
@@ -86,18 +86,18 @@ class Bundle:
         return bundle
 
     def wait_for_weights(self) -> None:
-        """Wait until the weights file is compared with its SHA-256, if it was left for later.
+        """Wait until the weights file is compared with its SHA-256, if ``load`` left that for later.
 
         Raises
         ------
         BundleError
-            The file was changed, or cannot be read; in every call.
+            The file was changed, or cannot be read. Every call raises it.
         """
         if self.weights_check is not None:
             self.weights_check.wait()
 
     def stop_comparing(self) -> None:
-        """End the comparison of the weights file early, for a bundle that is not used further."""
+        """End the comparison of the weights file early, if the bundle is no longer needed."""
         if self.weights_check is not None:
             self.weights_check.stop()
 
@@ -127,7 +127,7 @@ def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         if not folder.is_dir():
-            raise BundleError(f"{folder} is no folder; expected a bundle made by export-model")
+            raise BundleError(f"{folder} is not a folder; expected a bundle made by export-model")
         if not path.is_file():
             if (folder / CHECKPOINT).is_file():
                 raise BundleError(f"{folder} is a checkpoint, not a bundle; export it first: export-model {folder}")
@@ -174,14 +174,16 @@ def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
 
 
 def _inside(name: str, folder: Path) -> PurePosixPath:
-    """Return the relative path of a file. Raises BundleError for one outside the folder, links resolved."""
+    """Return the relative path of a file. Raises BundleError if it is outside the folder, links resolved."""
     relative = PurePosixPath(name)
     try:
         stays = (folder / relative).resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL byte
         stays = False
     if relative.is_absolute() or ".." in relative.parts or not stays or not name.isprintable():
-        raise BundleError(f"{folder / MANIFEST} names {name!r}, no path inside the bundle; do not use this bundle")
+        raise BundleError(
+            f"{folder / MANIFEST} names {name!r}, which is not a path inside the bundle; do not use this bundle"
+        )
     return relative
 
 
@@ -193,7 +195,7 @@ def _check_tokenizer(folder: Path, entry: TokenizerEntry) -> None:
         raise BundleError(f"{folder / MANIFEST} names no {inside}/tokenizer.json; export the model again")
     for path in sorted((folder / inside).rglob("*")):
         if PurePosixPath(path.relative_to(folder)) not in named and (path.is_symlink() or not path.is_dir()):
-            raise BundleError(f"{path} is not part of the bundle, and tokenizers read what is there; remove it")
+            raise BundleError(f"{path} is not part of the bundle, and tokenizers read the whole folder; remove it")
 
 
 def _check_consistency(folder: Path, manifest: Manifest) -> None:
@@ -203,8 +205,8 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
     for state in manifest.cache_states:
         if inputs.get(state.input) != state.shape or state.output not in outputs:
             raise BundleError(
-                f"{folder / MANIFEST}: cache state {state.input!r} -> {state.output!r} {list(state.shape)} is no input "
-                "and output of the decoder; export the model again"
+                f"{folder / MANIFEST}: the decoder lacks the cache state {state.input!r} -> {state.output!r} "
+                f"{list(state.shape)}; export the model again"
             )
     if manifest.quantized and manifest.precision != "int8":
         raise BundleError(
@@ -222,8 +224,8 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
     for cache in manifest.quantized_caches:
         if not quantized or not (cache.int8 is not None and 0 <= cache.int8 <= cache.allowed):
             raise BundleError(
-                f"{folder / MANIFEST}: the {cache.part} of layer {cache.layer} are no int8 cache whose error, "
-                f"{cache.int8}, is allowed; export the model again"
+                f"{folder / MANIFEST}: the {cache.part} of layer {cache.layer} are not an int8 cache with an allowed "
+                f"error: {cache.int8}, expected {cache.allowed} at most; export the model again"
             )
     if quantized != (manifest.cache_precision == "int8"):
         raise BundleError(

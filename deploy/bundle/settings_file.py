@@ -1,4 +1,4 @@
-"""JSON files of settings that a bundle has from its checkpoint."""
+"""JSON files of settings that an export copies from the checkpoint into the bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["read_settings"]
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a file's JSON object; empty for any other value. Raises BundleError for a file that cannot be read."""
+    """Read the JSON object of a file; return {} for any other value. Raises BundleError if the file cannot be read."""
     try:
         settings = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

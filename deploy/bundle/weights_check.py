@@ -1,6 +1,6 @@
 """The weights file of a bundle, mapped into memory, and its comparison with its SHA-256 while the model loads.
 
-The file is opened once: what is compared is what is mapped, whatever its path names by then.
+The file is opened once, so the comparison reads the file that is mapped, even if its path names another file by then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tightbeam.deploy.errors import BundleError
 __all__ = ["MappedFile", "WeightsCheck", "changed", "map_file", "unreadable", "wrong_size"]
 
 PART = 1 << 20
-"""Bytes that are read at a time; a check that is stopped ends after one such part."""
+"""Bytes that are read at a time; a comparison that is stopped ends after one such part."""
 MOST_SECONDS = 1.0
 """Longest wait at the exit of the interpreter for the part that is being read, such as one of a network disk."""
 
@@ -42,14 +42,14 @@ def wrong_size(path: Path, size: int, entry: FileEntry) -> BundleError:
 
 @dataclass(frozen=True, eq=False)
 class MappedFile:
-    """A file that is mapped into memory, to be read alone.
+    """A file that is mapped into memory, read-only.
 
     Attributes
     ----------
     path : Path
         The path by which it was opened.
     content : mmap or None
-        Its bytes; None if it has none.
+        Its bytes; None for an empty file.
     status : os.stat_result
         Its status when it was opened.
     """
@@ -59,7 +59,7 @@ class MappedFile:
     status: os.stat_result
 
     def check_place(self) -> None:
-        """Raise BundleError if the path names another file by now, or one that was written to."""
+        """Raise BundleError if the path names another file by now, or if the file was written to."""
         try:
             now = self.path.stat()
         except OSError as error:
@@ -68,7 +68,7 @@ class MappedFile:
             raise BundleError(f"{self.path} was replaced while it was loaded; load the bundle again")
 
     def release_pages(self) -> None:
-        """Remove the pages that were read from this process. Those that are read again come from the system's cache."""
+        """Remove the pages that were read from this process. Reading them again takes them from the system's cache."""
         if self.content is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.content.madvise(mmap.MADV_DONTNEED)
 
@@ -89,7 +89,7 @@ def map_file(path: Path, entry: FileEntry) -> MappedFile:
     Raises
     ------
     BundleError
-        The file cannot be read, or has another size than ``entry``.
+        The file cannot be read, or its size differs from ``entry``.
     """
     mapped, stream = _open(path, entry)
     stream.close()
@@ -135,7 +135,7 @@ class WeightsCheck:
         Raises
         ------
         BundleError
-            The file differs, or cannot be read; in every call.
+            The file differs, or cannot be read. Every call raises it.
         """
         if self._equal:
             return

@@ -1,4 +1,4 @@
-"""Writer of bundles, and of engines in them: a folder that is whole or not there."""
+"""Writer of bundles, and of engines in them: a folder is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def with_entry(folder: Path, name: str, entry: AnyEntry) -> AnyEntry:
 
 
 def check_engine_target(bundle: Bundle, name: str, *, force: bool = False) -> Path:
-    """Return the folder of an engine to be written. Raises EngineFileError. Cheap, to be called before a build."""
+    """Return the folder for a new engine. Raises EngineFileError. Cheap, to be called before a build."""
     if not is_engine_name(name):
         raise EngineFileError(
-            f"{name!r} is no name for an engine; choose another --name, without slashes or a leading dot"
+            f"{name!r} is not a name for an engine; choose another --name, without slashes or a leading dot"
         )
     target = bundle.path / ENGINES / name
     try:

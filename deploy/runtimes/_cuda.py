@@ -85,7 +85,7 @@ class _ReleaseQueue:
 
 
 class CudaDevice:
-    """A GPU with one stream, on which everything is enqueued. Every method raises DeviceError where CUDA fails.
+    """A GPU with one stream, on which everything is enqueued. Every method raises DeviceError if CUDA fails.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class CudaDevice:
         self._releases = _ReleaseQueue()
         code, count = runtime.cudaGetDeviceCount()
         if code != runtime.cudaError_t.cudaSuccess or not count:
-            reason = self._say(code) if count is None else "there is none"
+            reason = self._say(code) if count is None else "it counts 0"
             raise DeviceError(f"CUDA finds no GPU on this machine ({reason}); {RUN_ON_CPU}")
         index = self._run(runtime.cudaGetDevice)
         attribute = runtime.cudaDeviceAttr
@@ -133,7 +133,7 @@ class CudaDevice:
         self._copy(target, source, nbytes, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def upload_columns(self, target: int, source: int, rows: int, pitch: int, width: int) -> None:
-        """Copy the first ``width`` bytes of each of ``rows`` rows, which lie ``pitch`` bytes apart on both sides."""
+        """Copy the first ``width`` bytes of each of ``rows`` rows, which begin ``pitch`` bytes apart on both sides."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         if rows and width:
             self._run(self._runtime.cudaMemcpy2DAsync, target, pitch, source, pitch, width, rows, kind, self._stream)
@@ -166,7 +166,7 @@ class CudaDevice:
         """Capture the work that ``enqueue`` enqueues as a CUDA graph, without running it.
 
         Raises DeviceError also for work that cannot be repeated: host functions, and copies from or to host memory
-        other than that of ``staged``, which may be freed before the graph is launched.
+        outside of ``staged``, which may be freed before the graph is launched.
         """
         runtime = self._runtime
         graph = self._record(enqueue)
@@ -214,12 +214,12 @@ class CudaDevice:
             if kind in repeatable:
                 continue
             if kind != kinds.cudaGraphNodeTypeMemcpy:
-                raise DeviceError(f"what was captured holds a node of the kind {kind.name}, which may not be repeated")
+                raise DeviceError(f"the captured step holds a node of the kind {kind.name}, which may not be repeated")
             copy = self._run(runtime.cudaGraphMemcpyNodeGetParams, node)
             for address in (int(copy.srcPtr.ptr), int(copy.dstPtr.ptr)):
                 if self._is_of_host(address) and not any(address in place for place in places):
                     raise DeviceError(
-                        "what was captured copies from or to memory of the host that is not the step's own"
+                        "the captured step copies from or to memory of the host that is not the step's own"
                     )
 
     def _is_of_host(self, address: int) -> bool:

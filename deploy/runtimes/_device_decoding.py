@@ -1,4 +1,4 @@
-"""One whole batch on a GPU: its steps, of which all but the first are one launch of a CUDA graph."""
+"""One whole batch on a GPU. Every step but the first is one launch of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["DeviceDecoding"]
 CAPTURES = 3
 """Attempts to capture a step."""
 NO_TRIE = Trie(np.zeros(3, np.int32), np.zeros(0, np.int32), vocabulary=0, entries=0, longest=0)
-"""Substitute for a trie where no row is at a node."""
+"""Stands in for a trie if the batch has none."""
 log = logging.getLogger(__name__)
 
 
@@ -82,8 +82,8 @@ class DeviceDecoding(WithoutAlignment):
             self._inputs[name] = memory.host_array(name, array.shape, array.dtype)
             self._inputs[name][...] = array
         self._inputs["candidates"][...] = candidates
-        kept = {*self._on_host, *TRIE_ARRAYS}
-        sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in kept]
+        others = {*self._on_host, *TRIE_ARRAYS}
+        sent = [name for name in SMALL_INPUTS if name in runtime.inputs and name not in others]
         self._uploads = StepUploads(self._device, self._inputs, sent, memory.pair)
         self._columns: dict[str, int] | None = None
         """Columns of the histories that a step uploads; None for the first, which uploads all."""
@@ -130,14 +130,14 @@ class DeviceDecoding(WithoutAlignment):
         return scores, beams, tokens
 
     def fetch_logits(self) -> None:
-        """Nothing: every step leaves its logits on the GPU, whose rows are copied where they are looked at."""
+        """Do nothing: every step writes its logits on the GPU, and a row is copied when it is read."""
 
     @property
     def logits(self) -> DeviceLogits | None:
         return self._logits
 
     def _rows_of_logits(self) -> DeviceLogits | None:
-        """The decoder's output `LOGITS` in the batch's memory; None where it has none."""
+        """Return the decoder's output `LOGITS` in the batch's memory; None if it has no such output."""
         entry, memory = self._runtime.logits, self._memory
         if entry is None:
             return None
@@ -152,7 +152,7 @@ class DeviceDecoding(WithoutAlignment):
             self._results.download(name, array.nbytes)
 
     def _capture(self) -> CudaGraph | None:
-        """Capture a step. Returns None where that fails; the step is then enqueued directly, which is slower."""
+        """Capture a step. Returns None if that fails; the step is then enqueued directly, which is slower."""
         runtime = self._runtime
         if not runtime.makes_cuda_graphs:
             return None
@@ -218,9 +218,9 @@ class DeviceDecoding(WithoutAlignment):
             self._binding = None
 
     def reserve_banned(self, count: int) -> None:
-        room = self._inputs["banned"].shape[1]
-        wanted = banned_capacity(count, room)
-        if wanted != room:
+        capacity = self._inputs["banned"].shape[1]
+        wanted = banned_capacity(count, capacity)
+        if wanted != capacity:
             self._uploads.resize_banned(wanted)
             self._binding = None
 

@@ -49,7 +49,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a graph. ``on_host`` names the inputs that the runtime reads in host memory."""
+    """Inputs and outputs of a graph. ``on_host`` has the names of the inputs that the runtime reads in host memory."""
 
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
@@ -74,7 +74,7 @@ class DeviceTensor:
         return math.prod(self.shape) * self.width
 
     def samples(self, which: slice, B: int) -> DeviceTensor:
-        """Slice of some of its B samples, each of which has the same number of rows."""
+        """Return a slice of its B samples, each of which has the same number of rows."""
         rows, row = self.shape[0] // B, self.nbytes // self.shape[0]
         shape = ((which.stop - which.start) * rows, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + which.start * rows * row)
@@ -94,8 +94,8 @@ def bind(function: Callable[[str, Sequence[int], int], None], name: str, tensor:
 
 
 def _allocate(device: CudaDevice, caches: frozenset[str], name: str, nbytes: int) -> Memory:
-    """Allocate a block of a batch. Those of caches are zero: the decoder reads past the written positions under a mask,
-    which needs finite numbers."""
+    """Allocate a block of a batch. Blocks of caches are zero: the decoder reads past the written positions under a
+    mask, which needs finite numbers."""
     memory = device.allocate(nbytes)
     if name in caches:
         device.clear(memory.address, nbytes)
@@ -135,11 +135,11 @@ class DeviceGraphs:
         self.inputs = {tensor.name: tensor for tensor in self.decoder_interface.inputs}
         self.logits = logits_entry(self.decoder_interface.outputs)
         self.makes_cuda_graphs = not any(state.kind == "append" for state in self.states)
-        """True while steps are captured as CUDA graphs. A cache that grows changes the shapes of every step."""
+        """True if steps are captured as CUDA graphs. A cache that grows changes the shapes of every step."""
         self.bound: object = None
-        """Token of the decoding that the decoder is bound to."""
+        """Identity of the binding that the decoder has now."""
         self.encoded_together = encoded_together
-        """Source positions encoded at a time, at most, but one sample at least."""
+        """The most source positions to encode at a time; a single sample may have more."""
         caches = frozenset(name for state in self.states for name in self.blocks_of(state))
         self.on_device = MemoryPool(partial(_allocate, device, caches))
         self.on_host = MemoryPool(lambda name, nbytes: device.allocate_host(nbytes))
@@ -153,7 +153,7 @@ class DeviceGraphs:
 
     @property
     def largest(self) -> Mapping[str, int]:
-        """The largest sizes that the graphs were built for, by the letters B, N and T_max; those that have one."""
+        """The largest sizes that the graphs were built for, by the letters B, N and T_max; without unlimited ones."""
         return {}
 
     def failure_message(self, graph: str, error: Exception) -> str:
@@ -183,8 +183,8 @@ class DeviceGraphs:
         }
 
     def trie_arrays(self, trie: Trie) -> dict[str, DeviceTensor]:
-        """Return the arrays of a trie by name. They are uploaded once, and freed with the trie and the last batch that
-        reads them."""
+        """Return the arrays of a trie by name. They are uploaded once, and freed when neither the trie nor a batch
+        refers to them."""
         if trie not in self._tries:
             tensors, staged = {}, []
             for name, array in zip(TRIE_ARRAYS, (trie.offsets, trie.tokens), strict=True):
@@ -198,8 +198,8 @@ class DeviceGraphs:
         return self._tries[trie]
 
     def bytes_of_states(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Bytes of the states' blocks, by name. One that is updated in place has one block, one that grows has two,
-        used alternately."""
+        """Bytes of the states' blocks, by name. A state that is updated in place has one block; a state that grows has
+        two, used alternately."""
         full = {**sizes, "T": sizes["T_max"]}
         return {
             name: math.prod(resolve(state.shape, full)) * BYTES[self.inputs[state.input].dtype]
@@ -208,7 +208,7 @@ class DeviceGraphs:
         }
 
     def bytes_of_logits(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Bytes of the logits, by their name; nothing where the decoder gives none."""
+        """Bytes of the logits, by their name; empty if the decoder has no such output."""
         entry = self.logits
         return {} if entry is None else {LOGITS: math.prod(resolve(entry.shape, sizes)) * BYTES[entry.dtype]}
 
@@ -219,7 +219,7 @@ class DeviceGraphs:
 
     @property
     def _sent(self) -> dict[str, TensorEntry]:
-        """The inputs of the encoder, and the mask, where the decoder reads it."""
+        """The inputs of the encoder, and the mask if the decoder reads it."""
         mask = [self.inputs[name] for name in ("attention_mask",) if name in self.inputs]
         return {tensor.name: tensor for tensor in (*mask, *self.encoder_interface.inputs)}
 

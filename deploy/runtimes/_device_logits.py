@@ -1,4 +1,4 @@
-"""The logits of a step on a GPU, of which the host reads the rows that it looks at."""
+"""The logits of a step on a GPU, whose rows the host copies one by one."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class DeviceLogits:
         return self.row.astype(np.float32)
 
     def of_rows(self, rows: Ints) -> DeviceLogits:
-        """Return these rows alone, by their places."""
+        """Return only these rows, by their places."""
         return replace(self, rows=self.rows[rows])

@@ -20,7 +20,7 @@ class DeviceRuntime(DeviceGraphs):
     """Runtime over two graphs on a GPU."""
 
     def renewal(self, tensor: str) -> str:
-        """The fix for a decoder that was made before it had an input or output."""
+        """Return the fix for a decoder that was made before it had an input or output."""
         return "export the model again"
 
     @property
@@ -52,7 +52,7 @@ class DeviceRuntime(DeviceGraphs):
     def trie_obstacle(self) -> str:
         if "trie_nodes" in self.inputs:
             return ""
-        return f"this decoder was made before its search head could take a trie; {self.renewal('trie_nodes')}"
+        return f"this decoder was made before its search head could take tries; {self.renewal('trie_nodes')}"
 
     @property
     def groups_obstacle(self) -> str:

@@ -1,8 +1,8 @@
 """The weights of both graphs of a bundle, as arrays over one read-only mapping of the weights file.
 
 Both sessions read the same pages, which all processes of a machine share. ONNX Runtime alone would read the file for
-each graph. The weights of a product that ONNX Runtime packs are read once, while it loads; the pages that they leave
-can be released.
+each graph. The weights of a product that ONNX Runtime packs are read only once, while it loads, so their pages can be
+released.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MappedWeights:
         Returns
         -------
         dict of str to Array
-            By the names of the graph's initializers. None for a graph that cannot be read, which ONNX Runtime reports
+            By the names of the graph's initializers. Empty for a graph that cannot be read, which ONNX Runtime reports
             when it opens the session.
 
         Raises
@@ -79,7 +79,7 @@ class MappedWeights:
         return np.frombuffer(self._file.content, weight.dtype, weight.size, weight.offset).reshape(weight.shape)
 
     def check_place(self) -> None:
-        """Raise BundleError if the path of the file names another one by now, of which ONNX Runtime may have read."""
+        """Raise BundleError if the file's path names another file by now, which ONNX Runtime may have read."""
         self._file.check_place()
 
     def release_pages(self) -> None:

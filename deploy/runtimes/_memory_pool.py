@@ -1,4 +1,4 @@
-"""Memory that a finished batch leaves to the next one."""
+"""A pool of memory: a finished batch returns its blocks for the next batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["BatchMemory", "MemoryPool"]
 
 
 class MemoryPool:
-    """Blocks by name. Where all tensors of a batch fit into the blocks of the batches before, nothing is allocated.
+    """Blocks by name. If all tensors of a batch fit into the blocks of earlier batches, nothing is allocated.
 
-    The blocks never take more than the largest batch needed: where a batch needs larger blocks for some names, and the
-    blocks of the others are larger than it needs, so that the sum would be more than that, all are freed first.
+    The blocks never take more than the largest batch needed. If a batch needs larger blocks for some names while other
+    blocks are larger than it needs, so that their sum would exceed that bound, all blocks are freed first.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class MemoryPool:
         """The blocks that no batch uses."""
 
     def take(self, wanted: Mapping[str, int]) -> dict[str, Memory]:
-        """Return a block of at least the wanted bytes for each name. Blocks that are too small are freed before."""
+        """Return a block of at least the wanted bytes for each name. Blocks that are too small are freed first."""
         pooled = {name: self.blocks.pop(name) for name in wanted if name in self.blocks}
         self._most = max(self._most, sum(wanted.values()))
         if sum(max(nbytes, _size(pooled, name)) for name, nbytes in wanted.items()) > self._most:
@@ -56,7 +56,7 @@ class BatchMemory:
     ----------
     on_device, on_host : MemoryPool
     wanted : mapping of str to int
-        Bytes on the GPU by name. They are taken together, so that blocks of other sizes are freed before.
+        Bytes on the GPU by name. They are taken together, so that blocks of other sizes are freed first.
     """
 
     def __init__(self, on_device: MemoryPool, on_host: MemoryPool, wanted: Mapping[str, int]) -> None:
@@ -66,11 +66,12 @@ class BatchMemory:
         self._on_host: dict[str, Memory] = {}
 
     def host_array(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Return a page-locked array, which holds what was in its block before."""
+        """Return a page-locked array with the previous content of its block."""
         return self._host(name, math.prod(shape) * np.dtype(dtype).itemsize).array(shape, dtype)
 
     def pair(self, name: str, nbytes: int) -> tuple[HostMemory, Memory]:
-        """Return memory of the host and of the GPU: the pair of this name, where it is large enough."""
+        """Return memory of the host and of the GPU: the batch's pair of this name if it is large enough, else a new
+        one."""
         return self._host(name, nbytes), _grown(self.on_device, self._pools[0], name, nbytes)
 
     def _host(self, name: str, nbytes: int) -> HostMemory:
@@ -79,8 +80,8 @@ class BatchMemory:
         return memory
 
     def put_back(self) -> None:
-        """Leave the blocks to the next batch. Its caches read numbers that this one wrote, under a mask, so they must
-        be finite."""
+        """Return the blocks to the pool. The next batch reads this batch's numbers under a mask, so they must be
+        finite."""
         for pool, blocks in zip(self._pools, (self.on_device, self._on_host), strict=True):
             pool.blocks |= blocks
 

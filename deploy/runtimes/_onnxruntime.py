@@ -32,16 +32,16 @@ TYPES: dict[str, type[np.generic]] = {
 
 
 SPIN_US = 20
-"""Microseconds for which an idle thread waits for the next operator before it sleeps. ONNX Runtime's own time is a
-thousand times as long, which takes the cores from other programs and from the thread that is waited for; no more than
-this was gained from it on idle cores (docs/benchmarks/steps.md, A tiny model, and threads)."""
+"""Microseconds for which an idle thread waits for the next operator before it sleeps. ONNX Runtime's default is a
+thousand times as long, which takes cores from other programs and from the thread that the others wait for. On idle
+cores the default gained no more than this (docs/benchmarks/steps.md, A tiny model, and threads)."""
 
 
 def session_options(threads: int | None) -> ort.SessionOptions:
-    """Return the options of a session of so many threads; None is one for each core that the process may use.
+    """Return the options of a session with ``threads`` threads; None is one for each core that the process may use.
 
-    The threads stop spinning after a run: else they take the cores from another session's run (a step took twice as
-    long beside a second session, on 2 cores).
+    The threads stop spinning after a run. Otherwise they take the cores from another session's run (on 2 cores a step
+    took twice as long next to a second session).
     """
     options = ort.SessionOptions()
     options.log_severity_level = QUIET
@@ -66,7 +66,7 @@ def open_session(
     Parameters
     ----------
     weights : mapping of str to OrtValue
-        Initializers that replace those of the file. They must outlive the session.
+        Initializers that replace the file's. They must outlive the session.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def register_library(options: ort.SessionOptions, library: Path | None) -> None:
 
 
 def check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -> None:
-    """Raise BundleError for graphs that cannot be run. ``dtypes``: of the decoder's inputs; None for unsupported."""
+    """Raise BundleError for graphs that cannot be run. ``dtypes`` has the decoder's types; None is unsupported."""
     manifest = bundle.manifest
     names = unexpected_names(manifest.encoder, manifest.decoder, manifest.cache_states)
     names |= {name for name, dtype in dtypes.items() if dtype is None}

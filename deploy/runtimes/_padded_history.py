@@ -1,8 +1,8 @@
-"""Rows of a batch in which prompts have padding: the search's rows have it, and the decoder's rows do not.
+"""Rows of a batch whose prompts have padding: the search's rows have the padding, and the decoder's rows do not.
 
 In transformers, rules that count a row's tokens, or look at its n-grams and words, take padding for text, and
-``repetition_penalty`` does not. So the search keeps rows with their padding, and the decoder, whose search head applies
-the penalty and blocks n-grams, gets them without; n-grams that begin in the padding are among the banned tokens.
+``repetition_penalty`` does not. So the search has rows with padding. The decoder, whose search head applies the penalty
+and blocks n-grams, has rows without padding; n-grams that begin in the padding become banned tokens.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["PaddedHistory", "banned_by_padding"]
 
 
 class PaddedHistory:
-    """The search's rows.
+    """The search's rows, with padding.
 
     Parameters
     ----------
     history : int64 [B, M, T]
-        The rows so far, which are copied.
+        The rows so far. They are copied.
     """
 
     def __init__(self, history: Ints) -> None:
         self._rows = history.copy()
 
     def rows(self, B: int, T: int) -> Ints:
-        """Return the rows of the first B samples, with T tokens: a view, which is valid until the next call."""
+        """Return a view [B, M, T] of the rows of the first B samples. It is valid until the next call."""
         _, M, _ = shape = self._rows.shape
         if shape[0] < B or shape[2] < T:
             larger = np.zeros((max(B, 2 * shape[0]), M, max(T, shape[2])), np.int64)

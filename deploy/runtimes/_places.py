@@ -1,4 +1,4 @@
-"""The small inputs of a batch by place on the host, which the search writes, where the decoder reads other buffers."""
+"""The small inputs of a batch by place, on the host. The search writes them; the decoder reads copies, by slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Places"]
 
 
 class Places:
-    """Buffers of `SMALL_INPUTS` with a place for each sample that a batch may have. Those in it use the first places.
+    """Buffers of `SMALL_INPUTS` with a place for each sample that a batch may have. Its samples use the first places.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Places:
         self._view()
 
     def add(self) -> None:
-        """Take one place more."""
+        """Take the next place."""
         self._used += 1
         self._view()
 
@@ -44,7 +44,7 @@ class Places:
         self._view()
 
     def enlarge(self, sizes: Mapping[str, int]) -> None:
-        """Replace the buffers by those of larger sizes, with the same content."""
+        """Replace the buffers by larger ones with the same content."""
         larger = small_inputs({**sizes, "P": self._whole["banned"].shape[1]})
         for name, array in self._whole.items():
             larger[name][tuple(map(slice, array.shape))] = array

@@ -1,9 +1,9 @@
-"""A batch on a GPU that samples join: as many slots as it has places, of which every step runs all.
+"""A batch on a GPU that samples join: it has as many slots as places, and every step runs all slots.
 
-A slot keeps its address and its sample, whoever else joins or leaves. So one captured step is valid as long as the
-buffers are large enough. The search sees the samples by place, 0..B-1, and compacts them; here a place has a slot, and
-leaving moves nothing on the GPU. A slot without a sample runs as a sample of one token and one source position, whose
-numbers nobody reads.
+A slot has a fixed address, and a sample stays in its slot when other samples join or end. So one captured step is valid
+as long as the buffers are large enough. The search sees the samples by place, 0..B-1, and compacts the places; each
+place has a slot, and compaction moves nothing on the GPU. A slot without a sample runs as a sample of one token and one
+source position, whose numbers nobody reads.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["SlotDecoding", "SlotRuntime"]
 MASK = "attention_mask"
 UNLIMITED = 1 << 62
 STEPS_IN_TURN = 16
-"""A change between two batches binds the decoder again, and captures a step."""
+"""Steps that a batch takes in turn, because a change of batch binds the decoder again and captures a step."""
 
 
 class EncodedSamples(dict[str, DeviceTensor]):
-    """Source inputs of the decoder by name. Their memory serves others when the last reference to them is gone."""
+    """Source inputs of the decoder by name. Their memory returns to the pool with the last reference to this object."""
 
 
 class SlotRuntime:
@@ -80,7 +80,7 @@ class SlotRuntime:
 
 
 class SlotDecoding(WithoutAlignment):
-    """A batch without samples at first, which are joined to it.
+    """A batch that begins without samples; they join it.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ class SlotDecoding(WithoutAlignment):
         return self._places.inputs
 
     def reserve(self, *, width: int, positions: int, tokens: int) -> None:
-        """Replace the buffers where they are shorter by larger ones, by half at least, with the same content.
+        """Replace buffers that are too short by larger ones, by half at least, with the same content.
 
-        They are no larger than the graphs were built for. A sample that needs more is refused when it comes.
+        They are no larger than the graphs were built for. A sample that needs more is refused when it joins.
         """
         largest, sizes = self._graphs.largest, self._sizes
         short = {}
@@ -130,7 +130,7 @@ class SlotDecoding(WithoutAlignment):
                 self._take_over(*old)
 
     def free_places(self, count: int, width: int) -> None:
-        """None: samples are encoded beside the slots, and copied within the GPU."""
+        """Return None: samples are encoded outside the slots, and copied within the GPU."""
 
     def join(self, encoded: Encoded, sample: int, *, width: int, positions: int, tokens: int) -> None:
         self._graphs.check_limits(1, self._sizes["M"], width, positions, self._candidates)
@@ -157,7 +157,7 @@ class SlotDecoding(WithoutAlignment):
         self._places.compact(compaction)
 
     def fetch_logits(self) -> None:
-        """Nothing: every step leaves its logits on the GPU."""
+        """Do nothing: every step writes its logits on the GPU."""
 
     @property
     def logits(self) -> DeviceLogits | None:
@@ -252,7 +252,7 @@ class SlotDecoding(WithoutAlignment):
         states: Mapping[str, DeviceTensor],
         sizes: Mapping[str, int],
     ) -> None:
-        """Copy the samples of buffers that were replaced, and return these to the runtime."""
+        """Copy the samples of buffers that were replaced, and return these buffers to the pool."""
         for slot in self._slots.tolist():
             for name, tensor in source.items():
                 self._copy(name, tensor, slot, self._source[name], slot, sizes["N"])
@@ -261,7 +261,7 @@ class SlotDecoding(WithoutAlignment):
         decoding.close()
 
     def _copy(self, name: str, own: DeviceTensor, sample: int, target: DeviceTensor, slot: int, count: int) -> None:
-        """Copy one sample of a tensor: the first ``count`` of its positions, where it has a dimension of these."""
+        """Copy one sample of a tensor. If the tensor has positions, only the first ``count`` are copied."""
         letters = self._graphs.inputs[name].shape
         rows = self._sizes["M"] if letters[0] == "R" else 1
         own, target = (
@@ -283,7 +283,7 @@ class SlotDecoding(WithoutAlignment):
 
 
 def _by_sample(array: Array, count: int) -> Array:
-    """A small input of ``count`` samples as [samples, rows, columns]; there may be no columns."""
+    """Return a small input of ``count`` samples as [samples, rows, columns]; columns may be 0."""
     columns = array.shape[-1] if array.ndim > 1 else 1
     rows = math.prod(array.shape[:-1] if array.ndim > 1 else array.shape) // count
     return array.reshape(count, rows, columns)

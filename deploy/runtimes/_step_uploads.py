@@ -1,4 +1,4 @@
-"""The small inputs of a decoding on a GPU, and what each step uploads of them."""
+"""Uploads of a decoding's small inputs to a GPU: which of them, and how many columns, each step copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StepUploads"]
 
 HISTORIES = ("history", "ancestry")
 COLUMNS = 64
-"""Least columns of a history that are uploaded; then its powers of two, each with a CUDA graph of its own."""
+"""The least columns of a history to upload; then twice as many, and so on, each with a CUDA graph of its own."""
 WORTH_A_COPY = 1 << 16
 """Bytes that must be saved before an array is copied by itself, by columns: about what a copy takes (an estimate)."""
 
@@ -23,9 +23,9 @@ WORTH_A_COPY = 1 << 16
 class StepUploads:
     """Page-locked arrays in place of a decoding's small inputs, with their copies on the GPU.
 
-    The first step uploads all. Of ``history`` and ``ancestry``, where they are large, later ones upload the columns
-    that are in use, and nothing where no step reads them: the history without n-grams to block and without a repetition
-    penalty, the ancestry of one beam, whose slot is always 0. What stays on the GPU instead are valid tokens and slots.
+    The first step uploads all. If ``history`` and ``ancestry`` are large, later steps upload only the columns in use.
+    They upload no columns that no step reads: the history without n-grams to block and without a repetition penalty,
+    and the ancestry of one beam, whose slot is always 0. The old content on the GPU is valid tokens and slots.
 
     Parameters
     ----------
@@ -77,8 +77,8 @@ class StepUploads:
         self._banned = self._stage("banned", self._banned.arrays)
 
     def plan(self) -> dict[str, int]:
-        """Return the columns of each large history that a step must upload. They never become fewer, so that a captured
-        step stays valid where a long sample has left."""
+        """Return the columns of each large history that a step must upload. They never become fewer, so a captured step
+        stays valid after a long sample has ended."""
         self._planned = {name: max(least, self._needed(name)) for name, least in self._planned.items()}
         return dict(self._planned)
 

@@ -1,4 +1,4 @@
-"""Base of decodings on a GPU, whose steps give nothing of alignment heads."""
+"""Base of decodings on a GPU, which have no outputs of alignment heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class WithoutAlignment:
     """The part of `Decoding` that a runtime with an ``alignment_obstacle`` lacks."""
 
     def fetch_alignment(self) -> None:
-        """Nothing: the runtime gives none."""
+        """Do nothing: the runtime has no such output."""
 
     @property
     def alignment_queries(self) -> None:

@@ -72,12 +72,12 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
 
 ``ancestry`` is called ``cache_indirection`` in FasterTransformer, ONNX Runtime and TensorRT-LLM. ``ancestry`` and
 ``history`` have the capacity of the whole run; ``lengths`` and ``history_lengths`` are the used parts, and the rest is
-0, a valid slot and a valid token. ``first_positions`` is the position of the first token that the decoder is fed: the
-last one of a prompt, 0 without a prompt. ``trie_nodes`` are 0 where any token may follow; without a trie Y is 0.
+0, a valid slot and a valid token. ``first_positions`` is the position of the first token that the decoder reads: the
+last one of a prompt, 0 without a prompt. ``trie_nodes`` is 0 if any token may follow; without a trie Y is 0.
 """
 
 TRIE_ARRAYS = ("trie_offsets", "trie_tokens")
-"""The small inputs that are constant for a trie, and as large as it is."""
+"""The small inputs that hold a trie, and are as large as it is."""
 
 CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
     "candidate_scores": np.float32,
@@ -86,20 +86,20 @@ CANDIDATE_OUTPUTS: dict[str, type[np.generic]] = {
 }
 """Decoder outputs that the host reads, each [B, C]."""
 LOGIT_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-"""The numpy type of a logit on the host by its tensor's type; numpy has no bfloat16, so its bits are read."""
+"""The numpy type of a logit on the host by its tensor's type; numpy lacks bfloat16, so its bits are read."""
 LOGITS = "logits"
-"""Decoder output [R, vocabulary] that the host reads where a search asks for it; bundles made before it lack it."""
+"""Decoder output [R, vocabulary] that the host reads if a search asks for it; older bundles lack it."""
 ALIGNMENT_QUERIES, ALIGNMENT_KEYS = "alignment_queries", "alignment_keys"
-"""Outputs of the decoder [R, A, K] and of the encoder [B, A, N, K] that the host reads where times of tokens are asked
+"""Outputs of the decoder [R, A, K] and of the encoder [B, A, N, K] that the host reads if times of tokens are asked
 for; only speech models with alignment heads have them."""
 GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
 FEATURE_INPUTS = frozenset({"flattened_patches", "input_features", "input_values", "pixel_values"})
-"""Encoder inputs that are no tokens: of speech, and of images."""
+"""Encoder inputs of speech and image models."""
 ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 Encoded = Mapping[str, Any]
-"""Source inputs of the decoder by name, of an encoded batch: arrays, or what a device has in their place."""
+"""Source inputs of the decoder by name, of an encoded batch: arrays, or a device's tensors."""
 LARGE_BANNED_CAPACITY = 1024
 """Banned tokens of a row above which unused capacity is released."""
 
@@ -109,7 +109,7 @@ class Decoding(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, Array]:
-        """Host buffers of all `SMALL_INPUTS`, also of those that the graph lacks. Write into them, then call ``step``.
+        """Host buffers of all `SMALL_INPUTS`, even if the graph lacks one. Write into them, then call ``step``.
 
         ``compact`` and ``reserve_banned`` replace buffers.
         """
@@ -128,22 +128,22 @@ class Decoding(Protocol):
         ...
 
     def fetch_logits(self) -> None:
-        """Make later steps give `logits` too, where the runtime has no ``logits_obstacle``."""
+        """Make later steps give `logits` too, if the runtime has no ``logits_obstacle``."""
         ...
 
     @property
     def logits(self) -> LogitRows | None:
-        """All logits of the latest step, which the next one overwrites; None where they are not fetched."""
+        """All logits of the latest step, which the next one overwrites; None if they are not fetched."""
         ...
 
     def fetch_alignment(self) -> None:
-        """Make later steps give `alignment_queries` too, where the runtime has no ``alignment_obstacle``."""
+        """Make later steps give `alignment_queries` too, if the runtime has no ``alignment_obstacle``."""
         ...
 
     @property
     def alignment_queries(self) -> Array | None:
-        """The queries [R, A, K] of the alignment heads in the latest step, which the next one overwrites; None where
-        they are not fetched."""
+        """The queries [R, A, K] of the alignment heads in the latest step, which the next one overwrites; None if they
+        are not fetched."""
         ...
 
     @property
@@ -160,11 +160,11 @@ class Decoding(Protocol):
         ...
 
     def use_trie(self, trie: Trie) -> None:
-        """Let ``trie_offsets`` and ``trie_tokens`` be those of a trie. The runtime takes tries (``trie_obstacle``)."""
+        """Set ``trie_offsets`` and ``trie_tokens`` to a trie's. The runtime must have no ``trie_obstacle``."""
         ...
 
     def close(self) -> None:
-        """Return the cache buffers to the runtime, for the next batch of this shape. No step may follow."""
+        """Return the cache buffers to the runtime's pool. No step may follow."""
         ...
 
     @property
@@ -178,7 +178,7 @@ class Runtime(Protocol):
 
     @property
     def logits_obstacle(self) -> str:
-        """The clause that says why no step gives all logits, before a fix in the settings; empty where steps can."""
+        """The clause that says why no step gives all logits, before a fix in the settings; empty if steps can."""
         ...
 
     def begin(
@@ -208,11 +208,11 @@ class Runtime(Protocol):
         candidates : int
             C, the continuations that a step returns for each sample.
         prompt_length : int
-            P, the tokens that each row begins with. The decoder is fed the last of them first.
+            P, the tokens that each row begins with. The decoder reads the last of them first.
         groups : int
-            Groups of a sample's beams, of which each has its C candidates. The runtime takes them (`groups_obstacle`).
+            Groups of a sample's beams, each with C candidates. Above 1 the runtime must have no `groups_obstacle`.
         aligned : bool
-            Keep the keys of the alignment heads, which the runtime gives (`alignment_obstacle`).
+            Hold the keys of the alignment heads. The runtime must have no `alignment_obstacle`.
 
         Raises
         ------
@@ -223,29 +223,29 @@ class Runtime(Protocol):
 
     @property
     def trie_obstacle(self) -> str:
-        """The reason why this runtime takes no trie, and the fix; empty where it does."""
+        """The reason why this runtime takes no trie, and the fix; empty if it takes tries."""
         ...
 
     @property
     def groups_obstacle(self) -> str:
-        """The reason why no step gives candidates by groups of beams, and the fix; empty where steps can."""
+        """The reason why no step gives candidates by groups of beams, and the fix; empty if steps can."""
         ...
 
     @property
     def alignment_obstacle(self) -> str:
-        """The reason why no times of tokens can be made, and the fix; empty where they can."""
+        """The reason why times of tokens cannot be made, and the fix; empty if they can."""
         ...
 
     def joining(self) -> JoiningRuntime | None:
-        """Return this runtime as one whose batches samples may join later; None where they cannot."""
+        """Return the `JoiningRuntime` of this runtime; None if samples cannot join its batches."""
         ...
 
 
 class JoiningDecoding(Decoding, Protocol):
-    """A batch that samples join one by one. Its buffers are larger than the batch, and grow where they must."""
+    """A batch that samples join one by one. Its buffers are larger than the batch, and grow if they must."""
 
     def reserve(self, *, width: int, positions: int, tokens: int) -> None:
-        """Make the buffers as large as samples to come need them; the sizes are those of ``join``."""
+        """Enlarge the buffers for samples that will join. The arguments are as in ``join``."""
         ...
 
     def free_places(self, count: int, width: int) -> Encoded | None:
@@ -261,7 +261,7 @@ class JoiningDecoding(Decoding, Protocol):
         Returns
         -------
         Encoded or None
-            None where there are fewer places, or where the buffers have another width.
+            None if fewer places are free, or if the buffers have another width.
         """
         ...
 
@@ -299,7 +299,7 @@ class JoiningRuntime(Protocol):
 
     @property
     def steps_in_turn(self) -> int:
-        """Steps that a batch takes before another one does, since a change between batches takes time."""
+        """Steps that a batch takes before another batch does, because a change of batch takes time."""
         ...
 
     def encode(
@@ -343,7 +343,7 @@ class GraphTensors(Protocol):
 
 
 def unexpected_names(encoder: GraphTensors, decoder: GraphTensors, states: Sequence[CacheStateEntry]) -> set[str]:
-    """Names that make two graphs unusable: inputs that nothing fills, missing outputs, dimensions without a size."""
+    """Return the names that make two graphs unusable: inputs without a source, missing outputs, unknown dimensions."""
     inputs = {tensor.name: tensor for tensor in decoder.inputs}
     produced = set(source_outputs(encoder))
     names = {tensor.name for tensor in encoder.inputs} - ENCODER_INPUTS
@@ -365,7 +365,7 @@ def letters_of(shape: Sequence[int | str]) -> set[str]:
 
 
 def sizes_of(B: int, N: int, num_beams: int, positions: int, prompt_length: int, groups: int = 1) -> dict[str, int]:
-    """Sizes of a new batch by the letters of shapes, before the first step; arguments as of ``Runtime.begin``."""
+    """Return the sizes of a new batch by letter, before the first step. Arguments are as in ``Runtime.begin``."""
     return {
         **{"B": B, "N": N, "M": num_beams, "R": B * num_beams, "T_max": positions, "T": 0, "P": 0, "Y": 0, "Y + 3": 3},
         "T_history": prompt_length - 1 + positions,
@@ -379,14 +379,14 @@ def resolve(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, 
 
 
 def by_group(name: str, array: Array, groups: int) -> Array:
-    """Return a view of a small input or a result as the search head takes it, whose samples are the groups of beams."""
+    """Return a view of a small input or a result as the search head has it, with a sample for each group of beams."""
     if name == "history_lengths":
         return array.reshape(-1)
     return array.reshape(len(array) * groups, -1) if name == "beam_scores" or name in CANDIDATE_OUTPUTS else array
 
 
 def obstacle_to_groups(inputs: Iterable[TensorEntry]) -> str:
-    """The ``groups_obstacle`` of a runtime whose decoder has these inputs."""
+    """Return the ``groups_obstacle`` of a runtime whose decoder has these inputs."""
     shapes = {tensor.name: tensor.shape for tensor in inputs}
     if GROUPED in shapes.get("beam_scores", ()):
         return ""
@@ -394,7 +394,7 @@ def obstacle_to_groups(inputs: Iterable[TensorEntry]) -> str:
 
 
 def logits_entry(outputs: Iterable[TensorEntry]) -> TensorEntry | None:
-    """Return the output `LOGITS` [R, vocabulary] of a decoder; None where there is none of this form."""
+    """Return the output `LOGITS` [R, vocabulary] of a decoder; None if it has no output of this form."""
     for entry in outputs:
         if entry.name == LOGITS and entry.dtype in LOGIT_TYPES and entry.shape[0] == "R":
             return entry if len(entry.shape) == 2 and isinstance(entry.shape[1], int) else None
@@ -421,7 +421,7 @@ def lay_out(nbytes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], 
 def small_inputs(sizes: Mapping[str, int]) -> dict[str, Array]:
     """Allocate buffers of `SMALL_INPUTS`, all zero; ``sizes`` has B, M, R, T_max, T_history, P and groups.
 
-    ``history_lengths`` is [B, groups] where there are several groups.
+    ``history_lengths`` is [B, groups] if there are several groups.
     """
     buffers = {name: np.zeros(resolve(shape, sizes), dtype) for name, (dtype, shape) in SMALL_INPUTS.items()}
     if sizes["groups"] > 1:

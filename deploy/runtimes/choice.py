@@ -1,4 +1,4 @@
-"""The runtime that the arguments of `Runner.load` name."""
+"""Choice of a runtime by the arguments of `Runner.load`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def check_choice(engine: str, device: str, threads: int | None) -> None:
 
 
 def load_runtime(bundle: Bundle, engine: str, device: str, threads: int | None, *, verify: bool) -> Runtime:
-    """Load a bundle's graphs into the runtime that was chosen. Raises BundleError if it cannot.
+    """Load a bundle's graphs into the chosen runtime. Raises BundleError if they cannot be loaded.
 
-    A runtime gets weights that were compared with their SHA-256, but for `OnnxRuntimeCpu`, which waits for that itself.
+    The weights are compared with their SHA-256 first, except for `OnnxRuntimeCpu`, which waits for that itself.
     """
     kind, _, name = engine.partition(":")
     if (kind, device) != ("onnxruntime", "cpu"):

@@ -47,15 +47,15 @@ from tightbeam.plugins.library import cpu_library
 __all__ = ["OnnxRuntimeCpu"]
 
 ENCODED_TOGETHER = 512
-"""Source positions encoded at a time. More make the products no faster, and the arena larger, which keeps its size
-while tokens are generated: 1,024 take 52 MB more for BART-large in int8."""
+"""Source positions to encode at a time. More make the products no faster, but the arena larger, and it does not shrink
+while tokens are generated: 1,024 positions take 52 MB more for BART-large in int8."""
 
 RELEASE_SECONDS = 0.05
 """Time between two releases of the pages of weights that ONNX Runtime packs while it loads."""
 
 LARGE_STATES = 1 << 18
-"""Numbers of the states that are encoded at a time, from which on the memory that the encoder worked in is released: a
-tenth of what a process with Whisper base has. Taking it again costs less than a hundredth of such an encoder's time."""
+"""Numbers of the states encoded at a time. From this size on, the encoder's working memory is released after its run: a
+tenth of the memory of a process with Whisper base. Taking it again costs less than 1 % of such an encoder's time."""
 SHRINKING = ort.RunOptions()
 """Options of a run after which the session's arena returns the memory that it does not use."""
 SHRINKING.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -64,7 +64,7 @@ UNLIMITED = 1 << 62
 MANY_BEAMS = 16
 """Beams of a sample from which a step of its first row alone is worth a binding of its own."""
 FAR_BELOW = np.float32(-1e8)
-"""Between the beam scores of rows that count and of those that stand in for missing ones, -1e9."""
+"""A bound between the beam scores of real rows and the score of stand-ins for missing rows, -1e9."""
 FIRST_ROW = -1
 """Key of the binding of the first row."""
 
@@ -75,7 +75,7 @@ ALIGNMENT = 64
 class OnnxRuntimeCpu:
     """Runtime over two sessions, one for each graph of a bundle.
 
-    A step gives nothing before the bundle's weights are compared, if that was left for later.
+    If the bundle's weights are compared in a thread, a step returns nothing before the end of the comparison.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class OnnxRuntimeCpu:
     Raises
     ------
     BundleError
-        ONNX Runtime refuses a graph, the graph differs from the manifest, or its weights lie outside of their file.
+        ONNX Runtime refuses a graph, the graph differs from the manifest, or a weight reaches outside of its file.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
@@ -147,7 +147,7 @@ class OnnxRuntimeCpu:
     def trie_obstacle(self) -> str:
         if "trie_nodes" in self.shapes:
             return ""
-        return "this bundle was exported before there were any, so its search head takes none; export the model again"
+        return "this bundle was made before its search head could take tries; export the model again"
 
     @property
     def groups_obstacle(self) -> str:
@@ -158,7 +158,7 @@ class OnnxRuntimeCpu:
         if ALIGNMENT_QUERIES in self.dtypes:
             return ""
         if "alignment_heads" in self.manifest.generation:
-            return "this bundle was exported before there were times of tokens; export the model again"
+            return "this bundle was made before times of tokens were added; export the model again"
         return (
             "the checkpoint's generation_config.json has no alignment_heads; leave it out, or add those of the "
             "published checkpoint and export again"
@@ -211,7 +211,7 @@ class OnnxRuntimeCpu:
         *,
         aligned: bool = False,
     ) -> dict[str, Array]:
-        """Run the encoder over a few samples at a time. Returns its outputs by name, new arrays or ``into``'s."""
+        """Run the encoder over a few samples at a time. Returns its outputs by name: new arrays, or ``into``'s."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
         names = source_outputs(self.manifest.encoder)
         encoded = self.allocate(names, sizes) if into is None else {name: into[name] for name in names}
@@ -242,15 +242,17 @@ class OnnxRuntimeCpu:
         return encoded
 
     def take_caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Take cache buffers by decoder input from the pool, or allocate them where it has none of this shape.
+        """Take cache buffers by decoder input from the pool, or allocate them if it has none of this shape.
 
         New buffers are zero: the decoder reads past the written positions under a mask, which needs finite numbers.
         """
+        names = [state.input for state in self.manifest.cache_states]
+        if not sizes["T_max"]:  # of a batch that takes its caches when it knows their size
+            return self.allocate(names, sizes)
         pooled, self._pool = self._pool, None
         if pooled is not None and pooled[0] == (sizes["R"], sizes["T_max"]):
             return pooled[1]
         del pooled  # freed before the new ones are allocated
-        names = [state.input for state in self.manifest.cache_states]
         return self.allocate(names, sizes)
 
     def allocate(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Array]:
@@ -271,12 +273,12 @@ class OnnxRuntimeCpu:
 
 
 class CpuDecoding:
-    """One batch on the CPU. A step writes into buffers that are bound, and runs. Tensors are bound once for each number
-    of samples. Only an ``append`` cache is a new tensor after every step.
+    """One batch on the CPU. A step runs over bound buffers. Tensors are bound once for each number of samples. Only an
+    ``append`` cache is a new tensor after every step.
 
-    Buffers have ``sizes["B"]`` places, of which samples use the first ``used``. `inputs` and all that is bound are
-    views of these. A compaction makes the views shorter; a sample that joins makes them longer. An ``append`` cache
-    has no places to spare, so nothing joins where there is one.
+    Buffers have ``sizes["B"]`` places, of which samples use the first ``used``. `inputs` and all bound tensors are
+    views of these buffers. A compaction makes the views shorter; a sample that joins makes them longer. An ``append``
+    cache has no spare places, so samples cannot join a batch that has one.
     """
 
     def __init__(
@@ -305,10 +307,7 @@ class CpuDecoding:
         self._shapes |= {name: ("B", "C") for name in CANDIDATE_OUTPUTS}
         self._views = (self._inputs, self._source, self._in_place, self._results)
         self._whole = tuple(dict(views) for views in self._views)  # the buffers with all their places
-        by_first = {
-            "B": 1,
-            "R": sizes["M"],
-        }  # rows of a tensor for each sample; a tensor that is not by sample has none
+        by_first = {"B": 1, "R": sizes["M"]}  # a tensor's rows for each sample; other tensors are not by sample
         self._rows = {name: by_first.get(str(shape[0])) if shape else None for name, shape in self._shapes.items()}
         self._bindings: dict[int, ort.IOBinding] = {}
         self._logits: Array | None = None  # of all places
@@ -368,14 +367,14 @@ class CpuDecoding:
         return scores, beams, tokens
 
     def _first_row_counts(self) -> bool:
-        """True in the step in which the beams of a single sample begin: all but the first one stand in."""
+        """Return True in the first step of a single sample's beams, in which all but the first one are stand-ins."""
         if self._used != 1 or self._sizes["M"] < MANY_BEAMS or self._grown or self._sizes["groups"] > 1:
             return False
         scores = self._inputs["beam_scores"][0]
         return bool(self._logits is None and scores[0] > FAR_BELOW and (scores[1:] < FAR_BELOW).all())
 
     def _step_first_row(self) -> bool:
-        """Run the first row alone. False where it has too few candidates, so that other rows count, too.
+        """Run the first row alone. Returns False if it has too few candidates, so that other rows count, too.
 
         Candidates of other rows score below all of these, and no beam continues such a row, so that nothing reads what
         it would write into a cache.
@@ -466,7 +465,10 @@ class CpuDecoding:
         self._bindings.clear()
         for whole in self._whole:
             names = [name for name in whole if short.keys() & set(self._shapes[name])]
-            larger = self._runtime.allocate([name for name in names if name not in SMALL_INPUTS], sizes)
+            if names and whole is self._whole[2] and not self._used:  # no sample has written into a cache
+                larger = self._runtime.take_caches(sizes)
+            else:
+                larger = self._runtime.allocate([name for name in names if name not in SMALL_INPUTS], sizes)
             for name in names:
                 old = whole[name]
                 if name not in larger:
@@ -515,7 +517,7 @@ def _run(
 
 
 def _release_freed_memory() -> None:
-    """Give memory that kernels freed back to the system; glibc keeps it for its threads, other C libraries may not."""
+    """Release memory that kernels freed to the system; glibc holds it for its threads, other C libraries may not."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -97,7 +97,7 @@ def _library() -> Path | None:
         raise RuntimeSetupError(str(error)) from error
     if library is None and not os.environ.get(ENVIRONMENT):
         raise RuntimeSetupError(
-            "this installation has no kernels for CUDA, which are built on request alone; where nvcc is, run "
+            "this installation has no kernels for CUDA, which are built only on request; on a machine with nvcc, run "
             "pip install '.[cuda]' -C cmake.define.TIGHTBEAM_CUDA=ON in a clone, or run the functions inside the "
             f"model, slower: {ENVIRONMENT}=none"
         )
@@ -133,12 +133,12 @@ class OnnxRuntimeCuda(DeviceRuntime):
     on_host : callable, optional
         Used in place of `inputs_on_host`.
     encoded_together : int
-        Source positions encoded at a time.
+        Source positions to encode at a time.
 
     Raises
     ------
     BundleError
-        The graphs have tensors that nothing fills or reads.
+        The graphs have unknown tensors, or lack some.
     """
 
     failures = SessionError
@@ -192,7 +192,7 @@ def _check_on_host(encoder: Interface, decoder: Interface) -> None:
 
 
 def inputs_on_host(session: ort.InferenceSession) -> frozenset[str]:
-    """Return the inputs that a session reads in host memory: sizes, and settings of our operators."""
+    """Return the names of the inputs that a session reads in host memory: sizes, and settings of our operators."""
     memory = session.get_input_memory_infos()
     return frozenset(
         tensor.name for tensor, info in zip(session.get_inputs(), memory, strict=True) if info.name != "Cuda"

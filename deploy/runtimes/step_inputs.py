@@ -27,9 +27,9 @@ class BeamStepper:
     ----------
     decoding : Decoding
     options : GenerationOptions
-        Those of any sample: what the samples of a batch share.
+        The options of any sample. Only options that all samples of a batch share are read.
 
-    Its samples come by ``join``, in the order of their places.
+    Samples are added by ``join``, in the order of their places.
     """
 
     def __init__(self, decoding: Decoding, options: GenerationOptions) -> None:
@@ -93,7 +93,7 @@ class BeamStepper:
         return Candidates(scores, beams, tokens, self._whole_rows(), self._decoding.alignment_queries)
 
     def _whole_rows(self) -> Rows | None:
-        """All scores of the step, where they are fetched."""
+        """Return all scores of the step; None if they are not fetched."""
         inputs, options = self._decoding.inputs, self._options
         logits = self._decoding.logits if options.reads_logits else None
         if logits is None:
@@ -111,7 +111,7 @@ class BeamStepper:
         )
 
     def _without_padding(self, inputs: StepInputs) -> Array:
-        """Write the decoder's rows, which have no padding. Returns all banned tokens [B, M, X]."""
+        """Write the decoder's rows, without padding. Returns all banned tokens [B, M, X]."""
         size, banned = self._options.no_repeat_ngram_size, [*inputs.banned]
         for place, (length, padding) in enumerate(zip(inputs.lengths.tolist(), self._padding.tolist(), strict=True)):
             own = inputs.history[place, :, :length]
@@ -133,7 +133,7 @@ class BeamStepper:
 
     def _check(self, scores: Array, tokens: Array, lengths: Array) -> None:
         """Raise NonFiniteError for a sample whose scores are NaN."""
-        if tokens.min() >= 0 and not np.isnan(scores.min()):  # the least of all is NaN where one is
+        if tokens.min() >= 0 and not np.isnan(scores.min()):  # the minimum is NaN if any score is
             return
         invalid = np.isnan(scores).any(axis=1) | (tokens < 0).any(axis=1)
         sample = int(self._samples[invalid].min())
@@ -141,16 +141,16 @@ class BeamStepper:
         raise NonFiniteError(f"the model's scores of sample {sample} are NaN or infinite after {length} tokens")
 
     def join(self, number: int, prompt_length: int, first_position: int) -> None:
-        """Take the sample that has the next place of the decoding.
+        """Add the sample that has the next place of the decoding.
 
         Parameters
         ----------
         number : int
             The sample's number, for errors.
         prompt_length : int
-            Tokens that its rows begin with, padding included. The decoder is fed the last of them first.
+            Tokens that its rows begin with, with padding. The decoder reads the last of them first.
         first_position : int
-            The position of that token, which padding does not count in.
+            The position of that token, not counting padding.
         """
         place, padding = len(self._samples), prompt_length - 1 - first_position
         self._samples = np.append(self._samples, number)

@@ -191,7 +191,7 @@ def _interface(graph: EngineGraph) -> Interface:
 
 
 def _check_names(bundle: Bundle, built: BuiltEngine) -> None:
-    """Raise EngineFileError for graphs that cannot be run: tensors or dimensions that nothing fills, or other types."""
+    """Raise EngineFileError for graphs that cannot be run: unknown tensors, dimensions or types."""
     entry = built.entry
     inputs = {tensor.name: tensor for tensor in entry.decoder.inputs}
     outputs = {tensor.name: tensor for tensor in entry.decoder.outputs}

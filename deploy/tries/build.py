@@ -1,4 +1,4 @@
-"""Tries out of token sequences, level by level in numpy: a node is a parent and a token, sorted and taken once."""
+"""Building a trie from token sequences, level by level in numpy: a node is a unique pair of parent and token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tightbeam.deploy.tries.trie import ROOT, Trie
 __all__ = ["build_trie"]
 
 MOST_EDGES = (1 << 31) - 8
-"""Edges whose numbers, and those of the nodes behind them, are int32."""
+"""The most edges whose numbers, and the numbers of the nodes that they lead to, fit into int32."""
 MOST_TOKENS = 1 << 31
 
 
@@ -28,8 +28,8 @@ def build_trie(
     entries : integers [E, T], or iterable of sequences of int
         The sequences that the output may be, without the start token, the prompt and a forced first token.
     end_token_id : int, optional
-        The token that ends a sequence, which is added to every entry that does not have it as its last one. None adds
-        nothing: then an entry goes on until its row is as long as allowed, or nothing may follow.
+        The token that ends a sequence, which is added to every entry that does not end with it. None adds nothing; an
+        output then continues to the length limit, or until no token may follow.
     name : str
         The name of the trie in error messages.
 
@@ -40,7 +40,7 @@ def build_trie(
     Raises
     ------
     InputError
-        There is no entry, an empty one, or one that is no token ids.
+        There are no entries, or an entry is empty or holds values that are not token ids.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def build_trie(
 
 
 def _flat(entries: Array | Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
-    """All tokens int64 [X] of the entries, and the tokens of each, int64 [E]."""
+    """Return all tokens int64 [X] of the entries, and the number of tokens of each, int64 [E]."""
     if isinstance(entries, np.ndarray) and entries.ndim == 2 and np.issubdtype(entries.dtype, np.integer):
         tokens, lengths = entries.astype(np.int64).reshape(-1), np.full(len(entries), entries.shape[1])
     else:
@@ -81,7 +81,7 @@ def _flat(entries: Array | Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
         except (TypeError, ValueError):
             joined = np.array(["no numbers"])
         if joined.size and not np.issubdtype(joined.dtype, np.integer):
-            raise InputError("the entries of a trie hold something else than integers; pass lists of token ids")
+            raise InputError("the entries of a trie hold values that are not integers; pass lists of token ids")
         tokens = joined.astype(np.int64)
     if not len(lengths):
         raise InputError("a trie needs at least one entry; pass lists of token ids")
@@ -90,12 +90,12 @@ def _flat(entries: Array | Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
         raise InputError(f"entry {empty[0]} of the trie is empty; expected at least one token")
     if tokens.min() < 0 or tokens.max() >= MOST_TOKENS:
         wrong = int(tokens.min()) if tokens.min() < 0 else int(tokens.max())
-        raise InputError(f"the entries of a trie hold {wrong}, which is no token id; pass ids from 0 on")
+        raise InputError(f"the entries of a trie hold {wrong}, which is not a token id; pass ids from 0 on")
     return tokens, lengths
 
 
 def _ended(tokens: Ints, lengths: Ints, end: int) -> tuple[Ints, Ints]:
-    """The entries with ``end`` as their last token."""
+    """Return the entries with ``end`` as their last token."""
     ends = np.cumsum(lengths)
     lacking = tokens[ends - 1] != end
     return np.insert(tokens, ends[lacking], end), lengths + lacking

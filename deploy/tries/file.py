@@ -6,8 +6,8 @@
            48 to 63    zero
            64 on       int32 [edges + 3] offsets, int32 [edges] tokens (trie.py), little-endian
 
-A reader checks all of it, so that a damaged file is an error and no search follows it. It stays mapped while it is in
-use: replace it by a new file of the same name, as ``write_trie`` does, and never write into it.
+A reader checks the whole file, so a damaged file is an error before any search uses it. The file stays mapped while it
+is in use: replace it by a new file of the same name, as ``write_trie`` does, and never write into it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def write_trie(trie: Trie, path: str | os.PathLike[str]) -> None:
     ----------
     trie : Trie
     path : str or path
-        The file, which is replaced where it exists.
+        The file, which is replaced if it exists.
 
     Raises
     ------
     InputError
-        It cannot be written.
+        The file cannot be written.
     """
     target = Path(path)
     arrays = [np.ascontiguousarray(array, "<i4") for array in (trie.offsets, trie.tokens)]
@@ -81,12 +81,12 @@ def read_trie(path: str | os.PathLike[str]) -> Trie:
     Returns
     -------
     Trie
-        The same object for the same file, as long as it is not replaced.
+        The same object for the same file, as long as the file is not replaced.
 
     Raises
     ------
     InputError
-        It cannot be read, or is damaged.
+        The file cannot be read, or is damaged.
     """
     try:
         found = os.stat(path)
@@ -125,7 +125,7 @@ def _read(path: str, inode: int, size: int, changed_ns: int) -> Trie:
 
 
 def _is_trie(offsets: Nodes, tokens: Nodes) -> bool:
-    """True where the offsets ascend over all edges, edges lead to later nodes, and a node's tokens ascend."""
+    """Return True if the offsets ascend over all edges, edges lead to later nodes, and a node's tokens ascend."""
     edges = len(tokens)
     if offsets[1] != 0 or offsets[-1] != edges or (offsets[1:] < offsets[:-1]).any() or offsets[0] != 0:
         return False

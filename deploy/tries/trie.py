@@ -20,12 +20,12 @@ from tightbeam.deploy.arrays import Ints, Nodes
 __all__ = ["FREE", "ROOT", "Trie"]
 
 FREE, ROOT = 0, 1
-"""Numbers of nodes: that of rows that any token may follow, and that at which every entry begins."""
+"""Node numbers: FREE is for rows that any token may follow; every entry begins at ROOT."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trie:
-    """Token sequences that the output may be. Two tries are equal if they are the same object.
+    """The token sequences that an output may be. Two tries are equal only if they are the same object.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class Trie:
     tokens : int32 [Y]
         The token of each edge.
     vocabulary : int
-        The largest token and one.
+        The largest token plus one.
     entries : int
-        Different sequences.
+        Number of different sequences.
     longest : int
-        Tokens of the longest.
+        Tokens of the longest sequence.
     name : str
-        The file, or what else error messages call the trie.
+        The name in error messages, such as the file.
     """
 
     offsets: Nodes
@@ -60,7 +60,7 @@ class Trie:
 
     @property
     def dead(self) -> int:
-        """The last node, which nothing follows: also that of rows that have left the trie."""
+        """The last node, which no token follows. Rows that have left the trie are at this node too."""
         return len(self.tokens) + 1
 
     def children(self, node: int) -> Nodes:
@@ -69,7 +69,7 @@ class Trie:
         return children
 
     def follow(self, nodes: Nodes, tokens: Ints) -> Nodes:
-        """Return the nodes that tokens lead to; `dead` where the trie has no such edge.
+        """Return the nodes that tokens lead to; `dead` if the trie has no such edge.
 
         Parameters
         ----------

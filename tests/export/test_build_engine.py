@@ -309,8 +309,8 @@ def test_an_engine_is_written_whole_or_not_at_all(own_bundle: Path) -> None:
         ({"capabilities": ["80", "80"]}, "expected different ones"),
         ({"capabilities": []}, "compute capabilities none"),
         ({"capabilities": ["75"]}, "compute capability 75 has no products in fp32 .*--precision fp16"),
-        ({"name": "../x"}, r"'\.\./x' is no name for an engine"),
-        ({"name": ""}, "is no name for an engine"),
+        ({"name": "../x"}, r"'\.\./x' is not a name for an engine"),
+        ({"name": ""}, "is not a name for an engine"),
     ],
 )
 def test_impossible_builds_are_refused_at_once(own_bundle: Path, settings: dict[str, Any], message: str) -> None:

@@ -231,8 +231,8 @@ def test_folders_that_are_not_bundles(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "config.json").write_text("{}")
     refused(tmp_path / "checkpoint", "is a checkpoint, not a bundle; export it first: export-model ")
     (tmp_path / "file").write_text("{}")
-    refused(tmp_path / "file", "is no folder")
-    refused(tmp_path / "missing", "is no folder")
+    refused(tmp_path / "file", "is not a folder")
+    refused(tmp_path / "missing", "is not a folder")
     refused(tmp_path / ("n" * 300), "cannot be read")
 
 
@@ -369,21 +369,21 @@ def test_file_outside(copy: Path, outside: Path, keys: tuple[str | int, ...], wa
     for key in keys:
         entry = entry[key]
     edit(copy, put(*keys, "file", value=OUTSIDE[way](outside, entry["file"])))
-    refused(copy, "no path inside the bundle")
-    refused(copy, "no path inside the bundle", verify=False)
+    refused(copy, "not a path inside the bundle")
+    refused(copy, "not a path inside the bundle", verify=False)
 
 
 @pytest.mark.parametrize("way", OUTSIDE)
 def test_tokenizer_folder_outside(copy: Path, outside: Path, way: str) -> None:
     edit(copy, put("tokenizer", "folder", value=OUTSIDE[way](outside, "tokenizer")))
-    refused(copy, "no path inside the bundle")
+    refused(copy, "not a path inside the bundle")
 
 
 @pytest.mark.parametrize("file", [*FILES, "bundle.json"])
 def test_file_that_is_a_link_to_outside(copy: Path, outside: Path, file: str) -> None:
     (copy / file).unlink()
     (copy / file).symlink_to(outside / file)
-    refused(copy, "no path inside the bundle")
+    refused(copy, "not a path inside the bundle")
 
 
 def test_link_inside_the_folder_is_fine(copy: Path) -> None:

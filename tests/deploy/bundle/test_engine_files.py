@@ -136,7 +136,7 @@ def test_invalid_engine_names(bundle: Bundle, name: str) -> None:
     shutil.copy(bundle.path / "engines" / "a" / "engine.json", bundle.path / "engine.json")
     refused(bundle, f"has no engine {name!r}; it has a; ", name=name)
     if name != "b":
-        with pytest.raises(EngineFileError, match=r"(is no name for an engine|too long); choose another --name"):
+        with pytest.raises(EngineFileError, match=r"(is not a name for an engine|too long); choose another --name"):
             write_engine(bundle, name, filled(bundle))
 
 

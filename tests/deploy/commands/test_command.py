@@ -345,8 +345,8 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts", "code"),
     [
-        (["{missing}/bundle", "{texts}"], ["bundle is no folder", "export-model"], 1),
-        (["{texts}", "{texts}"], ["is no folder"], 1),
+        (["{missing}/bundle", "{texts}"], ["bundle is not a folder", "export-model"], 1),
+        (["{texts}", "{texts}"], ["is not a folder"], 1),
         (["{bundle}", "{missing}/a.txt"], ["there is no file", "a.txt", "standard input"], 1),
         (["{bundle}", "{bundle}"], ["is a folder", "pass a text file"], 1),
         (["{bundle}", "a\nb\x1b[2J"], ["there is no file", r"a\nb\x1b[2J"], 1),

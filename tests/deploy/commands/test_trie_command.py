@@ -60,7 +60,7 @@ def test_token_ids_and_open_ends(bundle: Path, command: Command, tmp_path: Path)
         (b"[5]\n[5, x]\n", ("--ids",), "line 2 of {file}: not a JSON list of token ids"),
         (b"[5]\n[]\n", ("--ids",), "line 2 of {file}: an empty list of token ids"),
         (b"[5, 100000]\n", ("--ids",), "{file} holds token 100000, outside the vocabulary; pass ids from 0 to"),
-        (b"[-5]\n", ("--ids",), "hold -5, which is no token id"),
+        (b"[-5]\n", ("--ids",), "hold -5, which is not a token id"),
         (b"", (), "a trie needs at least one entry"),
         (b"\xff\xfe\n", (), "{file} is not UTF-8"),
         (b"a town\n", ("--open-ended", "--eos-token-id", 3), "--open-ended adds no end token"),

@@ -47,7 +47,7 @@ def test_gpu_properties() -> None:
 
 def test_no_gpu() -> None:
     with pytest.raises(
-        DeviceError, match=r"CUDA finds no GPU on this machine \(there is none\); run on the CPU: --engine onnxruntime"
+        DeviceError, match=r"CUDA finds no GPU on this machine \(it counts 0\); run on the CPU: --engine onnxruntime"
     ):
         CudaDevice(CudaInMemory(devices=0))
 

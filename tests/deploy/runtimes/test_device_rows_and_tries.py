@@ -132,7 +132,7 @@ SETTINGS_REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"do_sample": True, "top_k": 0},
         "top_k=0 needs all scores of a step, which this decoder does not give; {}, or pass",
     ),
-    ({"trie": some_trie(0)}, "cannot be used: this decoder was made before its search head could take a trie; {}"),
+    ({"trie": some_trie(0)}, "cannot be used: this decoder was made before its search head could take tries; {}"),
 )
 
 

@@ -276,7 +276,7 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same(
         expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary)[:3])
     assert made.cuda.launches == 0
     assert [record.message for record in caplog.records] == [
-        "steps run without a CUDA graph, slower: what was captured holds a node of the kind cudaGraphNodeTypeHost, "
+        "steps run without a CUDA graph, slower: the captured step holds a node of the kind cudaGraphNodeTypeHost, "
         "which may not be repeated"
     ]
 

@@ -426,6 +426,6 @@ def test_settings_of_the_worker(version: Path, triton: FakeTriton, monkeypatch: 
 
 
 def test_a_model_that_cannot_be_loaded(version: Path, triton: FakeTriton) -> None:
-    with pytest.raises(triton.TritonModelException, match="is no folder; expected a bundle made by export-model"):
+    with pytest.raises(triton.TritonModelException, match="is not a folder; expected a bundle made by export-model"):
         Backend(arguments(version.parent / "2"), triton)
     assert WorkerProcess is backend_module.WorkerProcess

@@ -317,7 +317,7 @@ def test_repository_without_models(refused: Refused, made: dict[str, Path], tmp_
     assert f"{made['text']} is a bundle; write a model of it first: triton-repo" in refused(made["text"])
     served.serve(made["text"], none, "text")
     shutil.rmtree(none / "text" / "1")
-    assert f"{none / 'text' / '1' / 'bundle'} is no folder; expected a bundle" in refused(none)
+    assert f"{none / 'text' / '1' / 'bundle'} is not a folder; expected a bundle" in refused(none)
 
 
 def test_options_that_no_model_takes(refused: Refused, made: dict[str, Path], tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_bundles_that_cannot_be_served(triton_repo: Command, text: Path, tmp_pat
         file.truncate(100)
     models = tmp_path / "models"
     triton_repo(broken, models).refused("decoder.onnx", "export the model again")
-    triton_repo(tmp_path / "none", models).refused("is no folder; expected a bundle made by export-model")
+    triton_repo(tmp_path / "none", models).refused("is not a folder; expected a bundle made by export-model")
     triton_repo(tmp_path, models, "--name", "m").refused("has no bundle.json")
     assert not models.exists()
 

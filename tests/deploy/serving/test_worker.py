@@ -214,7 +214,7 @@ def test_error_of_a_bundle_that_cannot_be_loaded(folder: Path, tmp_path: Path) -
         file.truncate(1000)
     with pytest.raises(BundleError) as wanted:
         Bundle.load(broken)
-    for place, message in ((broken, str(wanted.value)), (tmp_path / "none", "is no folder; expected a bundle")):
+    for place, message in ((broken, str(wanted.value)), (tmp_path / "none", "is not a folder; expected a bundle")):
         with pytest.raises(WorkerError) as caught:
             WorkerProcess(settings_for(place))
         assert message in str(caught.value)

@@ -150,12 +150,12 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ([], "a trie needs at least one entry"),
         ([[1], []], "entry 1 of the trie is empty"),
         (np.zeros((3, 0), np.int64), "entry 0 of the trie is empty"),
-        ([[1, -2]], "hold -2, which is no token id"),
-        ([[1, 2**31]], "hold 2147483648, which is no token id"),
-        ([[1, "a"]], "hold something else than integers"),
-        ([[1, 2.5]], "hold something else than integers"),
-        ([1, 2], "hold something else than integers"),
-        ([[[1], [2, 3]]], "hold something else than integers"),
+        ([[1, -2]], "hold -2, which is not a token id"),
+        ([[1, 2**31]], "hold 2147483648, which is not a token id"),
+        ([[1, "a"]], "hold values that are not integers"),
+        ([[1, 2.5]], "hold values that are not integers"),
+        ([1, 2], "hold values that are not integers"),
+        ([[[1], [2, 3]]], "hold values that are not integers"),
     ],
 )
 def test_entries_that_are_none(entries: list[list[int]], message: str) -> None:

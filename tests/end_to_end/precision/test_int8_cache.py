@@ -86,7 +86,9 @@ def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Pa
     data = json.loads(path.read_text("utf-8"))
     data["quantized_caches"][0]["int8"] = 0.5
     path.write_text(json.dumps(data), "utf-8")
-    with pytest.raises(BundleError, match=r"are no int8 cache whose error, 0\.5, is allowed; export the model again$"):
+    with pytest.raises(
+        BundleError, match=r"are not an int8 cache with an allowed error: 0\.5, expected .*; export the model again$"
+    ):
         Bundle.load(bundle.path)
 
 
