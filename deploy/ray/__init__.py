@@ -1,4 +1,4 @@
-"""Generation on the machines of a Ray cluster: `run-model --ray`, and a class for a pipeline of one's own.
+"""Generation on the machines of a Ray cluster: `run-model --ray`, and a class for pipelines of your own.
 
     import ray
     from tightbeam.deploy.ray import Generate
@@ -9,7 +9,7 @@
         batch_format="pyarrow", batch_size=256, num_cpus=4, concurrency=8,
     ).write_parquet("summaries")
 
-The library ray is imported by what runs, not by this package.
+This package imports the library ray only when something runs.
 """
 
 from tightbeam.deploy.ray.generate import Generate

@@ -22,24 +22,24 @@ __all__ = ["connected", "machines"]
 
 ADDRESS = "RAY_ADDRESS"
 AUTO = "auto"
-"""Address of the cluster that `ray start` has started last on this machine, whose address is in a file."""
+"""Stands for the cluster that `ray start` started last on this machine; a file has its address."""
 CONNECT_SECONDS = 10
-"""Time for a cluster to answer."""
+"""Longest wait for a cluster to respond."""
 ENVIRONMENT = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Settings of Ray: attempts to reach a cluster, a minute each, 20 by default; and messages, which stay in its own log
-files, since what has to be said is said here."""
+"""Settings of Ray: attempts to reach a cluster, a minute each, 20 by default; and log levels, because errors are
+reported here and Ray's messages stay in its own log files."""
 OBJECT_STORE_BYTES = 256 << 20
-"""Shared memory of a cluster that is started here: rows are read by the actors, so that little passes through it."""
+"""Shared memory of a cluster that is started here. The actors read the rows, so little passes through it."""
 
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """Connect to the cluster, or start one, and leave or stop it at the end. Yields the library ray.
+    """Connect to the cluster, or start one; at the end disconnect from it, or stop it. Yields the library ray.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def connected() -> Iterator[Any]:
         try:
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             _connect(ray, address)
-            for number, handler in handlers.items():  # Ray's own print addresses of native code
+            for number, handler in handlers.items():  # Ray's own handlers print addresses of native code
                 signal.signal(number, handler)
             yield ray
         finally:
@@ -68,7 +68,7 @@ def connected() -> Iterator[Any]:
 
 
 def machines(ray: Any) -> list[Machine]:
-    """The living machines of the cluster."""
+    """Return the living machines of the cluster."""
     found = []
     for node in ray.nodes():
         resources = node["Resources"] if node["Alive"] else {}
@@ -79,7 +79,7 @@ def machines(ray: Any) -> list[Machine]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise RuntimeSetupError where nothing answers at HOST:PORT. Ray itself would try for a minute."""
+    """Raise RuntimeSetupError if HOST:PORT does not respond. Ray itself would try for a minute."""
     target = _last_started() or address if address == AUTO else address
     host, _, port = target.rpartition("//")[2].partition("/")[0].rpartition(":")
     try:
@@ -90,7 +90,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _last_started() -> str:
-    """The address that `ray start` has written last; empty where there is none, for which Ray has an error."""
+    """Return the address that `ray start` wrote last; empty if there is none, which Ray then reports."""
     try:
         return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text().strip()
     except (OSError, ValueError):
@@ -99,14 +99,14 @@ def _last_started() -> str:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Standard error leads nowhere meanwhile: Ray's native part writes there that it was told to be silent."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Discard standard error inside this context: Ray's native part reports there that its log level was set."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(null)
 
 

@@ -1,4 +1,4 @@
-"""The class for ``Dataset.map_batches`` of Ray Data: an actor reads the bundle once, and appends columns to tables."""
+"""The class for ``Dataset.map_batches`` of Ray Data: an actor loads the bundle once, and appends columns to tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Generate:
     """Generate for a column of a Ray dataset, in ``Dataset.map_batches(Generate, batch_format="pyarrow", ...)``.
 
     Each actor loads the bundle once, and has ``num_cpus`` cores for itself. Leave a core of the cluster to the steps
-    that read and write the dataset: where actors have them all, these wait for ever. Rows join the running batch one by
-    one, and it is empty between two batches of the dataset: 256 rows a batch keep it full.
+    that read and write the dataset: if actors have all cores, these steps wait for ever. Rows join the running batch
+    one by one. It drains at the end of each batch of the dataset, so pass large ones, such as 256 rows.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ class Generate:
         Rows of the decoder (rows of the dataset x beams) in the running batch, in place of ``batch_size``, for rows
         with beams of their own.
     settings_column : str, optional
-        The column with settings of each row alone, which override ``settings``: a struct or a map, of which what is
-        null is left out, or the text of a JSON object; null for none. A row whose settings are wrong has an error.
+        The column with settings of each row alone, which override ``settings``: a struct or a map, whose null fields
+        are ignored, or the text of a JSON object; null for a row without. A row with wrong settings gets an error.
     engine : str
-        That of `Runner.load`.
+        ``engine`` of `Runner.load`.
     device : str
-        That of `Runner.load`.
+        ``device`` of `Runner.load`.
     threads : int, optional
         Threads of one operator; by default ``num_cpus`` of the actor.
     **settings
@@ -61,7 +61,7 @@ class Generate:
     GenerationError
         A setting is unknown, not supported or impossible.
     InputError
-        The model is no text model, or an argument is out of range.
+        The model is not a text model, or an argument is out of range.
 
     Examples
     --------
@@ -111,21 +111,21 @@ class Generate:
         Parameters
         ----------
         table : pyarrow.Table
-            The rows; all columns are kept, among them those that identify a row.
+            The rows. The result has all of its columns, so a row can be identified.
 
         Returns
         -------
         pyarrow.Table
-            With ``text``, ``score``, ``tokens``, ``error`` and ``truncated`` under the prefix. A row that could not be
-            run has the reason as ``error``, which is null elsewhere. ``token_scores`` and ``alternatives`` where the
-            settings ask for them.
+            With ``text``, ``score``, ``tokens``, ``error`` and ``truncated`` under the prefix, and ``token_scores`` and
+            ``alternatives`` if the settings ask for them. A row that could not be run has the reason as ``error``,
+            which is null in other rows.
 
         Raises
         ------
         InputError
             The table is not an Arrow table, or lacks the column.
         BundleError
-            The runtime failed for a reason that is no row's.
+            The runtime failed for a reason that does not depend on a row.
         """
         if not isinstance(table, optional_library("pyarrow").Table):
             raise InputError(f"the rows are {type(table).__name__}; pass batch_format='pyarrow' to map_batches")
@@ -144,7 +144,7 @@ class Generate:
         return with_results(table, results, self._prefix, self._scoring, several=own is not None)
 
     def _refuse_columns(self, result: InputResult) -> None:
-        """Turn the result of a row that asked for columns of its own into an error: all tables have the same ones."""
+        """Replace the result of a row that asked for more columns by an error: all tables have the same columns."""
         scoring = self._scoring
         if result.token_scores is not None and not (scoring and scoring.tokens):
             asked = "return_token_scores"
@@ -157,7 +157,7 @@ class Generate:
 
 
 def _settings(value: Any) -> Any:
-    """The settings of a row as JSON has them: those of a struct or a map that are not null."""
+    """Return the settings of a row for JSON: the fields of a struct or a map that are not null."""
     if isinstance(value, list) and all(isinstance(pair, tuple) for pair in value):  # a map
         value = dict(value)
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
@@ -171,7 +171,7 @@ def load_text_runner(
     Raises
     ------
     BundleError, GenerationError, InputError
-        Those of `Generate`.
+        As for `Generate`.
     """
     runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
     runner.wait_for_weights()
@@ -185,7 +185,7 @@ def load_text_runner(
 
 
 def assigned_cores() -> int | None:
-    """The cores that Ray gives the present actor, at least one; None outside of one."""
+    """Return the cores that Ray gives the present actor, at least one; None outside of an actor."""
     ray = optional_library("ray")
     if not ray.is_initialized():
         return None

@@ -41,9 +41,9 @@ class InputFile:
     kind : str
     nbytes, rows : int
     digest : str
-        What identifies the content.
+        BLAKE2b of the content, or of a Parquet file's footer.
     scan : LineScan or None
-        Where its partitions begin; None for Parquet.
+        The beginnings of its partitions; None for Parquet.
     """
 
     name: str
@@ -61,8 +61,8 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
     Parameters
     ----------
     sources : sequence of str
-        Files and folders. Of a folder all files are taken, at any depth and in the order of their names; those whose
-        name begins with a dot or an underscore are left out.
+        Files and folders. All files of a folder are taken, at any depth and in the order of their names, except files
+        whose name begins with a dot or an underscore.
     fields
     ids : bool
         Rows are lists of token ids.
@@ -78,7 +78,9 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
     paths: dict[str, Path] = {}
     for name, path in (found for source in sources for found in _named(source)):
         if paths.setdefault(name, path) != path:
-            raise InputError(f"{paths[name]} and {path} would both be called {name}; rename one, or run them apart")
+            raise InputError(
+                f"{paths[name]} and {path} would both be called {name}; rename one, or run them separately"
+            )
         kind = SUFFIXES.get(path.suffix.lower())
         if kind is None:
             raise InputError(
@@ -94,7 +96,7 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
 
 
 def cut(files: Sequence[InputFile], rows_each: int) -> list[Partition]:
-    """The partitions of files that were scanned with the same ``rows_each``."""
+    """Return the partitions of files that were scanned with the same ``rows_each``."""
     made: list[Partition] = []
     for file in files:
         bounds = list(pairwise(file.scan.bounds)) if file.scan else [(0, 0)] * -(-file.rows // rows_each)
@@ -107,9 +109,9 @@ def cut(files: Sequence[InputFile], rows_each: int) -> list[Partition]:
 
 
 def _named(source: str) -> Iterator[tuple[str, Path]]:
-    """Names and absolute paths of the files of one source."""
+    """Iterate over the names and absolute paths of the files of one source."""
     if source == STDIN:
-        raise InputError("--ray reads no standard input, which other machines cannot; write it to a file")
+        raise InputError("--ray does not read standard input, which other machines cannot reach; write it to a file")
     path = Path(os.path.abspath(source))
     try:
         if path.is_file():

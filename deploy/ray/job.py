@@ -16,24 +16,24 @@ from tightbeam.deploy.ray.worker import Job, PartitionReport, PartitionWorker
 __all__ = ["ClusterRun", "StartCounter"]
 
 MOST_TASKS = 10_000
-"""Tasks of a dataset; above that, a task has several partitions."""
+"""The most tasks of a dataset; with more partitions, a task has several."""
 
 
 class StartCounter:
-    """Actor that counts how often each partition was begun, and knows when the first one was."""
+    """Actor that counts the starts of each partition, and records the time of the first start."""
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
         self._first: float | None = None
 
     def start(self, index: int) -> int:
-        """Count a start, and return how many there were."""
+        """Count a start, and return the number of starts so far."""
         self._first = self._first or time.time()
         self._starts[index] = self._starts.get(index, 0) + 1
         return self._starts[index]
 
     def first(self) -> float | None:
-        """The time of the first start, in seconds since 1970."""
+        """Return the time of the first start, in seconds since 1970; None before it."""
         return self._first
 
 
@@ -47,7 +47,7 @@ class ClusterRun:
     job : Job
     actors : Actors
     ordered : bool
-        Reports come in the order of the partitions, in place of the order in which they end.
+        Return reports in the order of the partitions, rather than in the order in which they end.
     """
 
     def __init__(self, ray: Any, job: Job, actors: Actors, *, ordered: bool) -> None:
@@ -75,7 +75,7 @@ class ClusterRun:
             batch_size=1,
             num_cpus=self._actors.cores,
             num_gpus=self._actors.gpus or None,
-            # Actors that are out of work leave, so that one that has lost its machine finds another.
+            # Idle actors end, so that an actor that has lost its machine finds another.
             compute=data.ActorPoolStrategy(
                 min_size=1,
                 max_size=self._actors.count,
@@ -94,6 +94,6 @@ class ClusterRun:
             ) from None
 
     def started(self) -> float | None:
-        """The time at which the first partition was begun, in seconds since 1970."""
+        """Return the time at which the first partition was begun, in seconds since 1970."""
         found: float | None = self._ray.get(self._starts.first.remote())
         return found

@@ -1,4 +1,4 @@
-"""The optional libraries ray and pyarrow; a missing one is an error of one line."""
+"""Import of the optional libraries ray and pyarrow."""
 
 from __future__ import annotations
 

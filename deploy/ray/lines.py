@@ -1,4 +1,4 @@
-"""Text and JSON lines: where the partitions of a file begin, and the rows of one."""
+"""Text and JSON lines: the beginnings of a file's partitions, and the rows of a partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LineScan:
     rows : int
         Number of lines.
     bounds : list of int
-        Byte at which each partition begins, and the end of the last one.
+        Byte offset of each partition, and the end of the last one.
     digest : str
         BLAKE2b of the content.
     """
@@ -61,16 +61,16 @@ def read_lines(partition: Partition, fields: FieldNames) -> tuple[list[bytes], l
     Returns
     -------
     lines : list of bytes
-        Lines for `run_rows`. Of an object, only the fields that are read there; one that lacks them is as it was.
+        Lines for `run_rows`. An object has only the fields that are read there; one without a text is unchanged.
     keys : list
         The rows' keys; None for text.
 
     Raises
     ------
     InputError
-        The file has fewer bytes than before.
+        The file has changed.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     with Path(partition.path).open("rb") as file:
         file.seek(partition.offset)
@@ -87,7 +87,7 @@ def read_lines(partition: Partition, fields: FieldNames) -> tuple[list[bytes], l
 
 
 def _split(line: bytes, fields: FieldNames) -> tuple[bytes, Any]:
-    """An object's line as it is run, and its key."""
+    """Return an object's line for `run_rows`, and its key."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError):

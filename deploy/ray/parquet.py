@@ -14,7 +14,7 @@ from tightbeam.deploy.ray.partition import Partition
 __all__ = ["ParquetScan", "read_table", "scan_parquet"]
 
 MAGIC_BYTES = 8
-"""At the end of a file: four of the footer's length, and PAR1."""
+"""Bytes at the end of a file: four with the footer's length, and PAR1."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ParquetScan:
     ----------
     rows : int
     digest : str
-        BLAKE2b of the footer, which has places and statistics of all columns.
+        BLAKE2b of the footer, which has offsets and statistics of all columns.
     """
 
     rows: int
@@ -40,7 +40,7 @@ def scan_parquet(path: Path, name: str, column: str, key: str | None, ids: bool)
     InputError
         The file is not Parquet, lacks a column, or has texts of another type.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     parquet, arrow = optional_library("pyarrow.parquet"), optional_library("pyarrow")
     try:
@@ -76,9 +76,9 @@ def read_table(partition: Partition, columns: list[str]) -> Any:
     Raises
     ------
     InputError
-        The file cannot be decoded, or has other rows than before.
+        The file cannot be decoded, or its rows have changed.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     parquet, arrow = optional_library("pyarrow.parquet"), optional_library("pyarrow")
     start, stop = partition.first - 1, partition.first - 1 + partition.rows

@@ -1,4 +1,4 @@
-"""Partitions of the input: rows of one file, which one actor runs and whose results are one file."""
+"""Partitions of the input. A partition is rows of one file; one actor runs it, and its results are one file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class FieldNames:
     Attributes
     ----------
     text : str
-        That of the text, or of the token ids.
+        The field of the text, or of the token ids.
     key : str or None
-        That of the key, which is copied to the results.
+        The field of the key, which is copied to the results.
     settings : bool
-        The others are settings of the row alone.
+        The other fields are settings of the row alone.
     """
 
     text: str = "text"
@@ -62,14 +62,14 @@ class Partition:
 
     @property
     def place(self) -> str:
-        """The rows, as errors name them."""
+        """The rows, as in error messages."""
         return f"{self.file}, rows {self.first} to {self.first + self.rows - 1}"
 
     def to_json(self) -> str:
-        """One line, for an actor."""
+        """Return the partition as one line, for an actor."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Partition:
-        """The partition that ``to_json`` wrote."""
+        """Return the partition that ``to_json`` wrote."""
         return cls(**json.loads(text))

@@ -1,4 +1,4 @@
-"""The folder of results: one file a partition, written whole or not at all, and what they were made of.
+"""The folder of results: one file a partition, written whole or not at all, and a record of the run.
 
 results/_run.json                  bundle, settings and input files
 results/a.jsonl-00000.jsonl        results of the first partition of the input file a.jsonl
@@ -32,7 +32,7 @@ PARTIAL = ".partial-"
 
 
 def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile]) -> None:
-    """Make a folder for results, or check that it holds those of the same bundle, settings and files.
+    """Make a folder for results, or check that its results are of the same bundle, settings and files.
 
     Input files may have been added since.
 
@@ -40,13 +40,13 @@ def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile
     ----------
     folder : Path
     run : mapping
-        What results depend on, by name, in JSON's types.
+        The values that results depend on, by name, in JSON's types.
     files : sequence of InputFile
 
     Raises
     ------
     InputError
-        The folder cannot be written, or holds something else.
+        The folder cannot be written, or holds other files or results.
     """
     run = json.loads(json.dumps(run))
     now = {file.name: [file.nbytes, file.rows, file.digest] for file in files}
@@ -68,13 +68,13 @@ def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile
 
 
 def result_path(folder: Path, partition: Partition, rows_each: int) -> Path:
-    """The file for the results of a partition."""
+    """Return the file for the results of a partition."""
     suffix = ".parquet" if partition.kind == PARQUET else ".jsonl"
     return folder / f"{partition.file}-{(partition.first - 1) // rows_each:05}{suffix}"
 
 
 def failed_rows(path: Path) -> int:
-    """Count the rows with an error in the results of a partition. Raises InputError where they cannot be read."""
+    """Count the rows with an error in the results of a partition. Raises InputError if they cannot be read."""
     try:
         if path.suffix == ".parquet":
             errors = optional_library("pyarrow.parquet").read_table(path, columns=["error"]).column(0)
@@ -86,7 +86,7 @@ def failed_rows(path: Path) -> int:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that appears when it is complete, in the place of an older one. Raises OSError."""
+    """Write a file that appears when it is complete, and replaces an older one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
     try:
@@ -103,7 +103,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what an actor that was killed had begun to write. Nothing else may write into the folder."""
+    """Remove the unfinished files of actors that were killed. No actor may be writing into the folder."""
     for path in folder.rglob(f".*{PARTIAL}*"):
         with suppress(OSError):
             path.unlink()
@@ -137,7 +137,7 @@ def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def in_json(value: Any) -> Any:
-    """A setting in JSON's types; a trie as a digest of its arrays."""
+    """Return a setting in JSON's types; a trie becomes a digest of its arrays."""
     if isinstance(value, Trie):
         return hashlib.sha256(value.offsets.tobytes() + value.tokens.tobytes()).hexdigest()
     if is_dataclass(value):
@@ -148,7 +148,7 @@ def in_json(value: Any) -> Any:
 
 
 def bundle_digest(bundle: Path) -> str:
-    """SHA-256 of the bundle's bundle.json, which has those of all its files. Raises BundleError."""
+    """Return the SHA-256 of bundle.json, which has the checksums of all files of the bundle. Raises BundleError."""
     try:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Generation for rows of a table: a row that cannot be run gets an error, and costs no other row its result."""
+"""Generation for rows of a table. A row that cannot be run gets an error; the other rows get their results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RowSettings:
     truncate : bool
         Cut texts that are longer than the model's positions.
     batch_size : int
-        Rows of a table that run together, at most.
+        The most rows of a table that run together.
     max_rows : int or None
-        Rows of the decoder (rows of a table x beams) that run together, in place of ``batch_size``.
+        The most rows of the decoder (rows of a table x beams) that run together, in place of ``batch_size``.
     field : str or None
-        The field of a row that has its own settings, in place of the fields beside the text.
+        The field that holds a row's own settings; by default these are all fields but the text.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RowSettings:
 
 
 def lines_of_values(columns: Mapping[str, Sequence[object]]) -> list[bytes]:
-    """Rows as lines for `run_rows`: JSON objects with a field for each column."""
+    """Return rows as lines for `run_rows`: JSON objects with a field for each column."""
     return [
         json.dumps(dict(zip(columns, row, strict=True)), default=_typed).encode()
         for row in zip(*columns.values(), strict=True)
@@ -51,7 +51,7 @@ def lines_of_values(columns: Mapping[str, Sequence[object]]) -> list[bytes]:
 
 
 def _typed(value: object) -> dict[str, str]:
-    """Substitute for a value that JSON has no type for, such as a date: no text and no setting."""
+    """Replace a value that JSON has no type for, such as a date, by an object, which is invalid as text and setting."""
     return {type(value).__name__: str(value)}
 
 
@@ -66,10 +66,10 @@ def run_rows(
         The loaded model.
     lines
         Texts, or lists of token ids as JSON; or JSON objects that have one of these in the field ``name``, and settings
-        of the row alone in others.
+        of the row alone in other fields.
     settings
     name
-        None for lines that are no objects.
+        The field of the text; None if lines are not objects.
     first
         Number of the first row in its file.
 
@@ -81,7 +81,7 @@ def run_rows(
     Raises
     ------
     BundleError
-        The GPU failed, and would for the other rows.
+        The GPU failed, so no other row can run.
     """
     how: dict[str, Any] = {"batch_size": settings.batch_size, "max_rows": settings.max_rows, "first": first}
     lines_are = LineFormat(settings.ids, name, settings.truncate, settings.field)

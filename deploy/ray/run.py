@@ -34,7 +34,7 @@ from tightbeam.deploy.run_model.summary import RunSummary
 __all__ = ["RayRun", "run_on_ray"]
 
 MOST_SAID = 20
-"""Errors of rows that are printed where the results, which have all of them, are in a folder."""
+"""The most errors of rows that are printed; the results in the folder have all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def run_on_ray(run: RayRun) -> int:
     Returns
     -------
     int
-        The exit code: 0, or 1 where a row or a partition could not be run, in this run or in an earlier one.
+        The exit code: 0, or 1 if a row or a partition could not be run, in this run or in an earlier one.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, opti
 
 
 class _Run:
-    """A run under way: what to print for each report, and the sums."""
+    """A run in progress: prints each report, and adds up the totals."""
 
     def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int) -> None:
         self._run, self._partitions, self._returned = run, partitions, returned
@@ -164,7 +164,7 @@ class _Run:
         self._progress.update(self._bar, advance=part.rows, rates=self._summary.rates())
 
     def _end(self, seconds: float, start_seconds: float) -> int:
-        """Print what became of the run, and return the exit code."""
+        """Print the outcome of the run, and return the exit code."""
         summary = self._summary
         summary.started = time.perf_counter() - seconds
         if not self._run.quiet:
@@ -181,7 +181,7 @@ class _Run:
 
 
 def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
-    """The resolved settings. Raises for those that no row can be run with."""
+    """Return the resolved settings. Raises GenerationError or InputError if no row can be run with them."""
     manifest = bundle.manifest
     if not manifest.reads_text:
         kind = "a speech model" if manifest.speech else "a model of images"
@@ -192,7 +192,7 @@ def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
 
 
 def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapping[str, Any]:
-    """Everything that results depend on, in JSON's types."""
+    """Return everything that results depend on, in JSON's types."""
     return {
         "bundle": bundle_digest(bundle.path),
         "model": bundle.manifest.model,
@@ -208,7 +208,7 @@ def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapp
 
 
 def _job(run: RayRun, threads: int | None) -> Job:
-    """The work, with paths that other machines can use."""
+    """Return the work, with paths that other machines can use."""
     bundle = Path(os.path.abspath(run.bundle))
     return Job(
         bundle=str(bundle),
@@ -226,7 +226,7 @@ def _job(run: RayRun, threads: int | None) -> Job:
 
 
 def _without_results(part: Partition, error: str, json_lines: bool, returned: int) -> list[str]:
-    """Lines of standard output for the rows of a partition that could not be run."""
+    """Return lines of standard output for the rows of a partition that could not be run."""
     numbers = range(part.first, part.first + part.rows)
     results = [InputResult(number, returned, error=error, file=part.file) for number in numbers]
     return [result.as_json() if json_lines else result.as_text() for result in results]

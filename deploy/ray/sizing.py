@@ -1,4 +1,4 @@
-"""Cores of an actor, and the number of actors, from the machines of a cluster."""
+"""Number and cores of actors, chosen by the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tightbeam.deploy.generation.options import GenerationOptions
 __all__ = ["ActorMemory", "Actors", "Machine", "memory_of_actor", "plan_actors"]
 
 LINEAR = "linear"
-"""The pass whose operators read float32 matrices as they lie in the weights file."""
+"""The pass whose operators read float32 matrices in the mapped weights file."""
 PROCESS_BYTES = 400_000_000
-"""Memory of an actor beside weights and caches: Python, Ray, ONNX Runtime and activations."""
+"""Memory of an actor without weights and caches: Python, Ray, ONNX Runtime and activations."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class ActorMemory:
     Attributes
     ----------
     own_bytes : int
-        Those of each actor.
+        Bytes of each actor.
     shared_bytes : int
-        Those that all actors of a machine have together: pages of the weights file that are read as they lie in it.
+        Bytes that all actors of a machine share: pages of the mapped weights file.
     """
 
     own_bytes: int
     shared_bytes: int = 0
 
     def of(self, count: int) -> int:
-        """The bytes that ``count`` actors of one machine take, at least one."""
+        """Return the bytes of ``count`` actors of one machine, at least one."""
         return self.shared_bytes + count * self.own_bytes
 
 
@@ -78,11 +78,11 @@ class Actors:
 
 
 def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> ActorMemory:
-    """Upper estimate of what an actor takes on CPUs: a loaded model, and the caches of a batch of longest sources.
+    """Estimate the memory of an actor on CPUs from above: a loaded model, and the caches of a batch of longest sources.
 
-    The operators of an int8 bundle, and of one whose products the pass ``linear`` has rewritten, read the weights in
-    the mapped file, so that all processes of a machine share one copy. Of the weights of other bundles, ONNX Runtime
-    packs a copy in each process.
+    The operators of an int8 bundle, and of a bundle whose products the pass ``linear`` has rewritten, read the weights
+    in the mapped file, so all processes of a machine share one copy. The weights of other bundles are packed by ONNX
+    Runtime, a copy in each process.
     """
     new_tokens = options.max_length - options.beginning
     workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)
@@ -95,8 +95,8 @@ def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: 
 def plan_actors(machines: Sequence[Machine], memory: ActorMemory, *, threads: int | None, gpu: bool) -> Actors:
     """Choose the actors.
 
-    An actor has a GPU, or ``threads`` cores. By default it has one core, the least work for a token, or as few as the
-    actors of every machine need to fit into its memory.
+    An actor has a GPU, or ``threads`` cores. By default it has one core, which is the least work for a token. If the
+    actors of a machine would not fit into its memory, they have more cores, as few as possible.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def plan_actors(machines: Sequence[Machine], memory: ActorMemory, *, threads: in
     DeviceError
         The cluster has no GPU.
     InputError
-        No machine has so many cores.
+        No machine has ``threads`` cores.
     """
     if gpu:
         count = sum(machine.gpus for machine in machines)
@@ -128,7 +128,7 @@ def plan_actors(machines: Sequence[Machine], memory: ActorMemory, *, threads: in
     if not most or (threads or 1) > most:
         raise InputError(f"no machine of the cluster has {threads or 1} cores, {most} at most; pass fewer --threads")
     cores = threads or next((each for each in range(1, most) if _fit(machines, each, memory)), most)
-    if threads is None:  # no core is left over on the machines that have fewest
+    if threads is None:  # use all cores of the machines with the fewest
         cores = min(machine.cores // (machine.cores // cores) for machine in machines if machine.cores >= cores)
     return Actors(sum(machine.cores // cores for machine in machines), cores)
 

@@ -1,4 +1,4 @@
-"""Results as columns of an Arrow table. The types are the same for every table, whatever its rows hold."""
+"""Results as columns of an Arrow table. The columns have the same types in every table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_results(
     prefix : str
         Beginning of the new columns' names.
     scoring : Scoring, optional
-        What was asked for of single tokens.
+        The scores of single tokens that were asked for.
     several : bool
         Rows have settings of their own, so any of them may return several sequences.
 
@@ -40,9 +40,9 @@ def with_results(
     -------
     pyarrow.Table
         With ``text`` (string), ``score`` (float), ``tokens`` (list of int), ``error`` (string) and ``truncated`` (bool)
-        behind the table's columns; where several sequences are returned ``texts``, ``scores`` and ``sequences`` too.
-        Where they were asked for ``token_scores`` (list of float) and ``alternatives`` (list of lists of token and
-        score), and those of all sequences (``sequences_token_scores``, ``sequences_alternatives``).
+        after the table's columns. If several sequences are returned, also ``texts``, ``scores`` and ``sequences``. If
+        ``scoring`` asks for them, also ``token_scores`` (list of float) and ``alternatives`` (list of lists of token
+        and score), and with several sequences ``sequences_token_scores`` and ``sequences_alternatives``.
     """
     arrow = optional_library("pyarrow")
     text, score, tokens = arrow.string(), arrow.float32(), arrow.list_(arrow.int64())
@@ -67,7 +67,7 @@ def with_results(
 def _of_tokens(
     arrow: Any, results: Sequence[InputResult], scoring: Scoring | None, several: bool
 ) -> dict[str, tuple[Any, list[Any]]]:
-    """Columns with what was asked for of single tokens."""
+    """Return the columns with scores of single tokens that were asked for."""
     columns: dict[str, tuple[Any, list[Any]]] = {}
     each: list[tuple[str, Any, list[Any]]] = []
     if scoring is not None and scoring.tokens:
@@ -87,5 +87,5 @@ def _first(values: Sequence[Any] | None) -> Any:
 
 
 def _finite(scores: list[float] | None) -> list[float | None] | None:
-    """The scores; None for infinity, as in JSON."""
+    """Return the scores, with None for infinity, as in JSON."""
     return None if scores is None else [score if math.isfinite(score) else None for score in scores]

@@ -1,4 +1,4 @@
-"""The actor of `run-model --ray`: reads a partition, runs its rows, and writes their results or returns them."""
+"""The actor of `run-model --ray`: it reads a partition, runs its rows, and writes or returns their results."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tightbeam.deploy.ray.table import with_results
 __all__ = ["Job", "PartitionReport", "PartitionWorker"]
 
 MOST_STARTS = 4
-"""Times that a partition is begun. A row that ends its process (memory) would otherwise end all actors, one by one."""
+"""The most starts of a partition. A row that ends its process (memory) would otherwise end all actors, one by one."""
 MOST_ERRORS = 20
-"""Errors of rows that a report names."""
+"""The most errors of rows in a report."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Job:
     bundle : str
         Absolute path of the bundle.
     digest : str
-        SHA-256 of its bundle.json, which has those of all files.
+        SHA-256 of its bundle.json, which has the checksums of all files.
     version : str
         Version of Tightbeam.
     rows : RowSettings
@@ -46,9 +46,9 @@ class Job:
     rows_each : int
         Rows of a partition.
     output : str or None
-        Absolute path of the folder of results; None for results that are returned.
+        Absolute path of the folder of results; None to return the results.
     json_lines : bool
-        Results that are returned are JSON, in place of text.
+        Return results as JSON, rather than as text.
     engine, device, threads
         Arguments of `Runner.load`.
     """
@@ -73,17 +73,17 @@ class PartitionReport:
     Attributes
     ----------
     index : int
-        The partition's.
+        The partition's number.
     rows, failed, tokens : int
-        Rows run, those with an error among them, and tokens generated.
+        Number of rows that ran, of rows with an error among them, and of tokens generated.
     errors : list of (int, str)
-        Rows with an error, by number, and the errors; the first ones.
+        The first rows with an error: their numbers and errors.
     lines : list of str
-        Results, where they are returned.
+        The results, if they are returned.
     failure : str or None
-        Why none of the rows was run.
+        The reason why none of the rows was run.
     fatal : bool
-        True where the others would fail likewise.
+        True if all other partitions would fail too.
     """
 
     index: int
@@ -97,9 +97,9 @@ class PartitionReport:
 
 
 class PartitionWorker:
-    """Callable of Ray Data: a row with a partition as JSON in, one with its report as JSON out.
+    """Callable of Ray Data: takes a row with a partition as JSON, and returns a row with its report as JSON.
 
-    Expected errors are in the report, since an exception would end the whole run with a traceback.
+    Expected errors are in the report, because an exception would end the whole run with a traceback.
 
     Parameters
     ----------
@@ -126,13 +126,13 @@ class PartitionWorker:
         if self._failure is not None:
             report.failure, report.fatal = self._failure, True
         elif started > MOST_STARTS:
-            report.failure = f"its process ended {MOST_STARTS} times before the rows were through; see the memory"
+            report.failure = f"its process ended {MOST_STARTS} times before its rows were finished; check the memory"
         else:
             self._run(partition, report)
         return {"report": [json.dumps(asdict(report))]}
 
     def _check(self) -> None:
-        """Raise BundleError where this machine would give other results than the one that started the run."""
+        """Raise BundleError if this machine would give other results than the machine that started the run."""
         if tightbeam.__version__ != self._job.version:
             raise BundleError(
                 f"Tightbeam {tightbeam.__version__} is installed, and {self._job.version} started the run; "
@@ -180,7 +180,7 @@ class PartitionWorker:
         return [result.as_text() for result in results]
 
     def _parquet(self, partition: Partition, results: list[InputResult]) -> bytes:
-        """A Parquet file with the rows' places, their keys and their results."""
+        """Return a Parquet file with the rows' files and numbers, keys and results."""
         arrow, parquet = optional_library("pyarrow"), optional_library("pyarrow.parquet")
         columns = {
             "file": arrow.array([result.file for result in results], arrow.string()),
@@ -195,7 +195,7 @@ class PartitionWorker:
 
 
 def json_lines(results: list[InputResult], keys: list[Any], fields: FieldNames) -> list[str]:
-    """The results as JSON objects, as `run-model --json` writes them, with the rows' keys."""
+    """Return the results as JSON objects, as `run-model --json` writes them, with the rows' keys."""
     lines = [result.as_json() for result in results]
     if fields.key is None:
         return lines

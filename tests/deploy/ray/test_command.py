@@ -44,9 +44,9 @@ def test_options(command: Command, text: Path, arguments: list[str], parts: list
 
 
 def test_missing_parts(command: Command, text: Path, tmp_path: Path) -> None:
-    command(tmp_path / "none", text, "--ray").failed("none is no folder; expected a bundle")
+    command(tmp_path / "none", text, "--ray").failed("none is not a folder; expected a bundle")
     command(BUNDLE, tmp_path / "none", "--ray").failed("there is no file or folder")
-    command(BUNDLE, "--ray").failed("--ray reads no standard input")
+    command(BUNDLE, "--ray").failed("--ray does not read standard input")
     command(BUNDLE, text, "--ray", "--output", text).failed("is a file; --ray writes a folder")
     command(BUNDLE, text, "--ray", "--output", tmp_path).failed("is not empty, and holds no results of --ray")
 

@@ -110,5 +110,5 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no files"):
         (tmp_path / "empty").mkdir()
         partitions(tmp_path / "empty")
-    with pytest.raises(InputError, match="reads no standard input"):
+    with pytest.raises(InputError, match="does not read standard input"):
         find_files(["-"], FieldNames(), ids=False, rows_each=1)
