@@ -1,4 +1,4 @@
-"""Facts of a bundle in words and numbers, computed from ``bundle.json`` alone: the report of `show-bundle`."""
+"""Facts about a bundle, computed from ``bundle.json`` alone: the report of `show-bundle`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["Workload", "cache_bytes", "facts_of", "report_of", "workload_of"]
 
 @dataclass(frozen=True)
 class Workload:
-    """Size of a batch.
+    """The size of a batch.
 
     Attributes
     ----------
     batch_size : int
     num_beams : int
     source_length : int
-        Tokens of each source or prompt; for a speech model, positions of a window.
+        Tokens of each source or prompt; for a speech model the positions of a window.
     new_tokens : int
-        Tokens generated for each.
+        Tokens generated for each source.
     """
 
     batch_size: int
@@ -60,9 +60,9 @@ def workload_of(
     batch_size : int, optional
         1 by default.
     num_beams, new_tokens : int, optional
-        By default those of the checkpoint's generation settings.
+        By default the values of the checkpoint's generation settings.
     source_length : int, optional
-        By default the longest that the model takes.
+        By default the length of the model's longest source.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def workload_of(
 
 
 def cache_bytes(manifest: Manifest, workload: Workload) -> tuple[int, int]:
-    """Compute the bytes of the caches of a batch at its end.
+    """Compute the bytes of a batch's caches at its end.
 
     Parameters
     ----------
@@ -100,11 +100,10 @@ def cache_bytes(manifest: Manifest, workload: Workload) -> tuple[int, int]:
     Returns
     -------
     source, generated : int
-        Bytes that a runtime allocates for what the encoder made of the sources, or for the prompts, and for the
-        generated positions: `Runner.cache_bytes`.
+        Bytes that a runtime allocates for the source cache and for the generated cache, as in `Runner.cache_bytes`.
     """
     source_length, positions = workload.source_length, workload.new_tokens
-    if manifest.sizes.decoder_only:  # a prompt's last token is the first that the decoder is fed
+    if manifest.sizes.decoder_only:  # the decoder is fed a prompt's last token first
         source_length = max(1, source_length - 1)
     else:
         positions += _options(manifest).beginning - 1
@@ -127,12 +126,12 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
     ----------
     bundle : Bundle
     workload : Workload
-        The batch that the bytes of the caches are for.
+        The batch whose caches are computed.
 
     Returns
     -------
     dict
-        Values that JSON can hold. Bytes, except where a name says otherwise.
+        Values that JSON can hold. Sizes are in bytes unless a name says otherwise.
 
     Raises
     ------
@@ -186,12 +185,12 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
 
 
 def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
-    """Describe a bundle in lines, each a word and a text.
+    """Describe a bundle in lines of a word and a text.
 
     Parameters
     ----------
     bundle, workload
-        Those of `facts_of`.
+        Arguments of `facts_of`.
 
     Raises
     ------
@@ -274,7 +273,7 @@ def _global_attention(tokens: int) -> list[tuple[str, str]]:
 
 
 def _layers(layers: Sequence[LayerChoice]) -> str:
-    """The caches of the layers, neighbours with equal ones together."""
+    """Describe the caches of the layers; neighbours with equal caches are one entry."""
     groups = []
     for (source, generated), group in groupby(layers, key=lambda layer: (layer.source, layer.generated)):
         numbers = [layer.layer for layer in group]
@@ -307,7 +306,7 @@ def _check(parity: ParityReport | None) -> str:
 
 
 def _products(entries: Sequence[QuantizedEntry]) -> str:
-    """The forms of the products and embeddings, and those that are not in int8."""
+    """Describe the forms of products and embeddings, and name the ones that are not in int8."""
     count = {form: sum(entry.kept == form for entry in entries) for form in ("int8", "blocks", "fp32")}
     errors = [error for error in (getattr(entry, entry.kept) for entry in entries) if error is not None]
     text = (
@@ -327,7 +326,7 @@ def _fallbacks(manifest: Manifest) -> list[str]:
 
 
 def _engine(bundle: Bundle, name: str) -> dict[str, Any]:
-    """The facts of a TensorRT engine, or what is wrong with it."""
+    """Return the facts of a TensorRT engine, or the error in it."""
     try:
         entry = load_engine(bundle, name, verify=False).entry
     except EngineFileError as error:
@@ -361,6 +360,6 @@ def _engines(engines: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _size(count: int) -> str:
-    """Bytes in words, with two digits that matter."""
+    """Return a number of bytes with its unit, in two significant digits."""
     unit, value = ("kB", count / 1e3) if count < 1e6 else ("MB", count / 1e6) if count < 1e9 else ("GB", count / 1e9)
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Entry point, ``--version``, and errors of one line, of all commands."""
+"""The common part of all commands: the entry point, ``--version``, and errors in one line."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
 ]
-"""Type of the last parameter of every command, ``version: Version = False``, which no command reads."""
+"""Type of the last parameter of every command, ``version: Version = False``. No command reads it."""
 
 
 def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = None) -> None:
     """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process.
 
-    ``hints`` has advice on options that the command does not have, by their names with hyphens, and under "" advice on
-    arguments that are too many.
+    ``hints`` has advice on options that the command does not have, by their names with hyphens. Under "" it has advice
+    on too many arguments.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -45,7 +45,7 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
     signal.signal(signal.SIGTERM, _interrupt)
     command = typer.main.get_command(app)
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help or ""))  # --help breaks lines itself
-    for parameter in command.get_params(typer.Context(command)):  # that of --help too
+    for parameter in command.get_params(typer.Context(command)):  # --help too
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""  # --help would show <bool> after a flag
     try:
@@ -69,9 +69,9 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
 
 
 def _with_advice(error: Any, hints: Mapping[str, str]) -> str:
-    """The message of an error of the command line, with advice where ``hints`` or the command's options have some."""
+    """Return the message of an error of the command line, with advice if ``hints`` or the command has some."""
     message = str(error.format_message()).rstrip(".")
-    option = getattr(error, "option_name", None)  # of an option that the command does not have
+    option = getattr(error, "option_name", None)  # an option that the command does not have
     if option:
         hyphens = option.replace("_", "-")
         written = any(hyphens in parameter.opts for parameter in error.ctx.command.params)
@@ -87,7 +87,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def drop_output() -> None:
-    """Discard what is still buffered for standard output, which Python would write again at exit."""
+    """Discard buffered standard output, which Python would try to write again at exit."""
     if sys.stdout is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -95,24 +95,24 @@ def drop_output() -> None:
 
 
 def console() -> Console:
-    """A console on standard error, without decoration."""
+    """Return a console on standard error, without decoration."""
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:
-    """One line that a terminal shows as it is: characters that are not printable are escaped."""
+    """Escape the characters that are not printable, so that a terminal shows the text as one line."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def say(message: str) -> None:
-    """Print one line on standard error; characters of the message that are not printable are escaped.
+    """Print a message on standard error as one line; characters that are not printable are escaped.
 
-    A message that cannot be written is lost, and nothing else.
+    A message that cannot be written is dropped without an error.
     """
     with suppress(OSError):
         console().print(printable(message))
 
 
 def counted(number: int, unit: str) -> str:
-    """A number of things in words: 1 line, 1,200 lines."""
+    """Return a number with its unit in singular or plural: 1 line, 1,200 lines."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"

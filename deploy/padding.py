@@ -33,7 +33,7 @@ def right_pad(rows: Sequence[Sequence[int] | Array]) -> tuple[Array, Array]:
 
 
 def mask_of_padding(input_ids: Array, pad_token_id: int | None, eos_token_ids: Sequence[int]) -> Array:
-    """Return the attention mask int64 [B, N] that transformers assumes when it is given none.
+    """Return the attention mask int64 [B, N] that transformers assumes if no mask is given.
 
     Pad tokens do not count, unless the pad token is an end-of-sequence token too
     (`GenerationMixin._prepare_attention_mask_for_generation`).

@@ -1,7 +1,7 @@
-"""What a process may use and asks for: cores, by affinity and by its container's quota, and huge pages.
+"""Resources of a process: the cores that affinity and its container's quota allow, and huge pages.
 
-ONNX Runtime starts a thread for each core of the machine by default, whatever share of it the process has. Huge pages
-save walks of page tables as a step reads the weights.
+By default ONNX Runtime starts a thread for each core of the machine, even if the process may use only a share of it.
+Huge pages save walks of page tables when a step reads the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def quota(root: Path = CGROUPS, processes: Path = Path("/proc/self/cgroup")) -> 
     Parameters
     ----------
     root : Path
-        Where control groups are mounted.
+        The folder in which control groups are mounted.
     processes : Path
         The file that names the process's own group.
     """
@@ -41,18 +41,18 @@ def quota(root: Path = CGROUPS, processes: Path = Path("/proc/self/cgroup")) -> 
 
 
 def _version_2(file: Path) -> float:
-    """The quotient of ``QUOTA PERIOD``; ``max`` is no limit."""
+    """Read the quotient of ``QUOTA PERIOD``; infinite for ``max``."""
     words = _read(file).split()
     return _share(*words) if len(words) == 2 else math.inf
 
 
 def _version_1(folder: Path) -> float:
-    """The same in two files; -1 is no limit."""
+    """Read the quotient of two files; infinite for -1."""
     return _share(*(_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")))
 
 
 def _share(quota: str, period: str) -> float:
-    """The quotient; what is no quotient of positive integers is no limit."""
+    """Return the quotient of two positive integers; infinite for other text."""
     numbers = [int(word) if word.isdecimal() else 0 for word in (quota, period)]
     return numbers[0] / numbers[1] if all(numbers) else math.inf
 
@@ -65,10 +65,10 @@ def _read(file: Path) -> str:
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a new process in which glibc requests huge pages for large allocations.
+    """Return the environment of a new process in which glibc requests huge pages for large allocations.
 
-    What the variable says already stays. It is read before a program's first line, so a running process cannot set it
-    for itself; other systems and C libraries ignore it.
+    Other tunables in the variable stay. It is read before a program's first line, so a running process cannot set it
+    for itself. Other systems and C libraries ignore it.
     """
     tunables = [entry for entry in environment.get(VARIABLE, "").split(":") if entry]
     if not any(entry.startswith(f"{TUNABLE}=") for entry in tunables):

@@ -76,7 +76,7 @@ class Runner:
     runtime : Runtime
         Runs the bundle's graphs.
     codec : TextCodec or None
-        The tokenizer; None for a bundle without one, which takes and returns token ids only.
+        The tokenizer; None for a bundle without a tokenizer, which takes and returns token ids only.
 
     Attributes
     ----------
@@ -120,13 +120,13 @@ class Runner:
         path : str or path
             The bundle folder.
         engine : str
-            "onnxruntime"; "tensorrt", the TensorRT engine of this bundle that fits the GPU; or "tensorrt:NAME", the
-            engine of that name.
+            "onnxruntime"; "tensorrt" for the TensorRT engine of this bundle that fits the GPU; or "tensorrt:NAME" for
+            the engine with this name.
         threads : int, optional
             Threads of one operator in ONNX Runtime on the CPU, 1 to 1024; by default one for each core that the process
             may use by affinity and by its container's quota.
         device : str
-            Where ONNX Runtime runs: "cpu" or "cuda".
+            The device of ONNX Runtime: "cpu" or "cuda".
         verify : bool
             Compare every file with its SHA-256. On the CPU, a thread compares the weights while the model loads, and
             the first result waits for it; `wait_for_weights` waits before.
@@ -151,7 +151,7 @@ class Runner:
             raise
 
     def wait_for_weights(self) -> None:
-        """Wait until the weights are compared with their SHA-256, which the first result does otherwise.
+        """Wait until the weights are compared with their SHA-256. Otherwise the first result waits for it.
 
         Raises
         ------
@@ -224,13 +224,13 @@ class Runner:
         ----------
         **settings
             Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
-            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file; the other
-            settings override it, and what it leaves None is the checkpoint's.
+            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file. The other
+            settings override it, and its fields that are None keep the checkpoint's values.
 
         Returns
         -------
         GenerationOptions
-            Lengths are those for a prompt of one token if the model is decoder-only.
+            For a decoder-only model, lengths are resolved for a prompt of one token.
 
         Raises
         ------
@@ -247,16 +247,16 @@ class Runner:
         text : str
             The source, or the prompt of a decoder-only model.
         truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise. A prompt leaves as many
-            positions as ``settings`` make new tokens.
+            Cut a text that is longer than the model's positions, which is an error otherwise. The new tokens of
+            ``settings`` keep their positions when a prompt is cut.
         **settings
-            Arguments of ``model.generate``; they matter to prompts, and ``source_language`` to a translator.
+            Arguments of ``model.generate``. They matter for prompts, and ``source_language`` for a translator.
 
         Returns
         -------
         tokens : list of int
         cut : int
-            Tokens of the text that were cut off; 0 where it fits.
+            Number of tokens that were cut off; 0 if the text fits.
 
         Raises
         ------
@@ -281,7 +281,7 @@ class Runner:
         Raises
         ------
         InputError
-            The bundle has no tokenizer, or ``sequence`` holds something else than token ids.
+            The bundle has no tokenizer, or ``sequence`` holds other values than token ids.
         """
         return self.model.text.decode(sequence)
 
@@ -300,13 +300,13 @@ class Runner:
         ----------
         input_ids : integers [B, N], or sequence of B sequences of int
             Sources of an encoder-decoder model, or prompts of a decoder-only model, padded on either side. Rows of
-            different lengths are run without padding, and each gets the tokens that it gets alone.
+            different lengths run without padding, and each gets the same tokens as alone.
         attention_mask : integers [B, N], optional
-            0 at padding, 1 elsewhere. By default every position counts; of a decoder-only model, every token but the
+            0 at padding, 1 elsewhere. By default every position counts; for a decoder-only model every token except the
             pad token, as in transformers.
         decoder_input_ids : integers [B, P], or sequence of B sequences of int, optional
-            The tokens that the output of each sample begins with, with or without the start token before them; of an
-            encoder-decoder model. They may have different lengths, and a sample's tokens are those that it gets alone.
+            For an encoder-decoder model: the tokens that the output of each sample begins with, with or without the
+            start token. Rows may have different lengths, and each sample gets the same tokens as alone.
         callback : SearchCallback, optional
             Receives tokens and each finished sample while the search runs, and may cancel samples.
         **settings
@@ -316,9 +316,9 @@ class Runner:
         Returns
         -------
         SearchResult
-            ``sequences`` int64 [B * num_return_sequences, T], each from the start token on, or from the prompt on,
-            padded on the left, if the model is decoder-only. ``scores`` float32 [B * num_return_sequences] of beam
-            search; None of greedy search. ``token_scores`` and ``alternatives`` where they are asked for.
+            ``sequences`` int64 [B * num_return_sequences, T] from the start token on; for a decoder-only model from the
+            prompt on, padded on the left. ``scores`` float32 [B * num_return_sequences] of beam search; None for greedy
+            search. ``token_scores`` and ``alternatives`` if they are asked for.
 
         Raises
         ------
@@ -366,7 +366,7 @@ class Runner:
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise.
         batch_size : int
-            Texts run together, at most.
+            The most texts that run together.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -380,7 +380,7 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, impossible for this model, or asks for more than texts.
         InputError
-            A text cannot be run. The message names its index; nothing has been generated then.
+            A text cannot be run. The message names its index, and nothing is generated.
         BundleError
             The runtime failed.
 
@@ -397,7 +397,7 @@ class Runner:
     def generate_outputs(
         self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[Output]:
-        """Generate from texts, as `generate_text` does, and return all that is known of the results.
+        """Generate from texts like `generate_text`, and return token ids and scores beside the texts.
 
         Parameters
         ----------
@@ -406,9 +406,9 @@ class Runner:
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise.
         batch_size : int
-            Texts run together, at most.
+            The most texts that run together.
         **settings
-            Arguments of ``model.generate``, with ``return_token_scores`` and ``return_alternatives``, too.
+            Arguments of ``model.generate``, ``return_token_scores`` and ``return_alternatives`` among them.
 
         Returns
         -------
@@ -439,19 +439,19 @@ class Runner:
             Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
             `Recordings.features`, padded on the right.
         attention_mask : integers [B, X], optional
-            1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. Of windows
-            it is read with ``return_token_timestamps`` alone. As in transformers, padding changes what the encoder
-            makes of a shorter whole recording; `transcribe` runs each without.
+            1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. For windows
+            it is read only with ``return_token_timestamps``. As in transformers, padding changes the encoder's output
+            for a shorter whole recording; `transcribe` runs each recording without padding.
         callback : SearchCallback, optional
-            Receiver of results while the search runs, the ``callback`` of ``generate``.
+            Receives results while the search runs, as in `generate`.
         **settings
             Arguments of ``model.generate``, by the same names.
 
         Returns
         -------
         SearchResult
-            Sequences from the start token on, the prompt of language and task included. ``token_timestamps`` float32
-            [B, T] with ``return_token_timestamps``: those of each sample alone.
+            Sequences from the start token on, the prompt of language and task included. With
+            ``return_token_timestamps``, also ``token_timestamps`` float32 [B, T].
 
         Raises
         ------
@@ -488,21 +488,21 @@ class Runner:
     def transcribe(
         self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
     ) -> list[str]:
-        """Transcribe recordings. One of more than a window is gone through by timestamps.
+        """Transcribe recordings. A recording longer than a window is transcribed window by window, by timestamps.
 
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate.
+            Names of WAV, FLAC, OGG or MP3 files, contents of such files, or samples in -1..1 at the model's rate.
         batch_size : int
-            Windows that run together, at most.
+            The most windows that run together.
         **settings
-            Arguments of ``model.generate``, by the same names; those of Whisper too.
+            Arguments of ``model.generate``, by the same names, Whisper's among them.
 
         Returns
         -------
         list of str
-            One text for each recording; empty where the bundle has no tokenizer.
+            One text for each recording; empty texts if the bundle has no tokenizer.
 
         Raises
         ------
@@ -526,18 +526,18 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, the content of one, or samples in -1..1 at the model's rate,
+            Names of WAV, FLAC, OGG or MP3 files, contents of such files, or samples in -1..1 at the model's rate,
             ``log_mel.sampling_rate_hz``.
         batch_size : int
-            Windows that run together, at most.
+            The most windows that run together.
         **settings
-            Arguments of ``model.generate``, by the same names; those of Whisper too.
+            Arguments of ``model.generate``, by the same names, Whisper's among them.
 
         Returns
         -------
         list of list of TextSegment
-            The segments of each recording, in order. Their tokens are together those of ``model.generate``. With
-            ``return_token_timestamps`` they have words, each with its times and its probability.
+            The segments of each recording, in order. Joined, their tokens are the tokens of ``model.generate``. With
+            ``return_token_timestamps`` they have words with times and probabilities.
 
         Raises
         ------
@@ -559,20 +559,20 @@ class Runner:
         Parameters
         ----------
         recording : str, path, bytes or float array [n]
-            One of those of `transcribe_segments`. It is read whole before this returns.
+            A recording, as in `transcribe_segments`. It is read whole before this returns.
         batch_size, **settings
             Arguments of `transcribe_segments`.
 
         Yields
         ------
         TextSegment
-            Those of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes the
-            iterator, or drops it; the other windows are not run then.
+            The segments of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes
+            or drops the iterator, and the other windows are not run.
 
         Raises
         ------
         GenerationError, InputError, BundleError
-            Those of `transcribe_segments`. Settings and the recording are checked before this returns.
+            The errors of `transcribe_segments`. Settings and the recording are checked before this returns.
         """
         settings = self._with_timestamps(self.model.settings.without_effect(settings))
         check_batch_size(batch_size, "windows")
@@ -587,10 +587,10 @@ class Runner:
         Parameters
         ----------
         pixel_values : float32 [B, 3, height, width] or [B, X, width]
-            Pixels of images in the model's size, as `ImageProcessor.pixels` makes them; or patches of each image, as
-            `PatchProcessor.pixels` makes them, and zeros behind them.
+            Pixels of images in the model's size from `ImageProcessor.pixels`, or patches of each image from
+            `PatchProcessor.pixels`, padded with zeros.
         callback : SearchCallback, optional
-            Receiver of results while the search runs, the ``callback`` of ``generate``.
+            Receives results while the search runs, as in `generate`.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -604,7 +604,7 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         InputError
-            The pixels have a wrong shape, type or value, or this model reads no images.
+            The pixels have a wrong shape, type or value, or this model does not read images.
         BundleError
             The runtime failed.
         """
@@ -619,24 +619,24 @@ class Runner:
         Parameters
         ----------
         images : sequence of str, path, bytes or uint8 [rows, columns, 3]
-            Names of PNG, JPEG, TIFF, WebP or BMP files, the content of one, or arrays of red, green and blue.
+            Names of PNG, JPEG, TIFF, WebP or BMP files, contents of such files, or arrays of red, green and blue.
         batch_size : int
-            Images that run together, at most.
+            The most images that run together.
         **settings
             Arguments of ``model.generate``, by the same names.
 
         Returns
         -------
         list of Output
-            One for each image: texts, token ids and scores of its sequences, best first; no texts where the bundle has
-            no tokenizer. Of a TIFF of several pages, the best sequences joined, and ``pages`` with one for each.
+            One for each image: texts, token ids and scores of its sequences, best first; without a
+            tokenizer no texts. A TIFF of several pages has the best sequences joined, and in ``pages`` one output each.
 
         Raises
         ------
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         InputError
-            An image cannot be read; the message names its file or its place.
+            An image cannot be read; the message names its file or its index.
         BundleError
             The runtime failed.
         """
@@ -650,7 +650,7 @@ class Runner:
         Parameters
         ----------
         number : int
-            The caller's number of the sample; no two have the same.
+            The caller's number of the sample, which no other sample has.
         tokens : sequence of int
             Token ids of a source, or of the prompt of a decoder-only model.
         settings : mapping
@@ -671,19 +671,19 @@ class Runner:
         return self.model.sample(number, tokens, settings)
 
     def scheduler(self, max_rows: int, events: SchedulerEvents | None = None) -> Scheduler:
-        """Return a scheduler without samples, for samples of any settings that come and go one by one.
+        """Return a scheduler without samples. Samples of any settings can be added and cancelled one by one.
 
         Parameters
         ----------
         max_rows : int
             The most rows (samples x beams) that take steps.
         events : SchedulerEvents, optional
-            Receives what happens to samples, and may cancel them.
+            Receives the events of samples, and may cancel samples.
 
         Returns
         -------
         Scheduler
-            It is for one thread. Other calls of this runner run between its turns.
+            For use by one thread. Other calls of this runner run between its turns.
         """
         return self.model.scheduler(max_rows, events)
 
@@ -715,9 +715,9 @@ class Runner:
     def _run(
         self, samples: Sequence[Sample], batch_size: int, callback: SearchCallback | None = None
     ) -> dict[int, SearchResult]:
-        """Run samples to their end, ``batch_size`` at a time; on a GPU every place takes every step.
+        """Run samples to their end, ``batch_size`` at a time, since on a GPU every place of a batch takes every step.
 
-        With a callback no sample runs again after a failure, since its tokens would come twice.
+        With a callback, no sample runs again after a failure, since the callback would receive its tokens twice.
         """
         events = None if callback is None else CallbackEvents(callback)
         max_rows = batch_size * max(sample.options.num_beams for sample in samples)

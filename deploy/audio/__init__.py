@@ -1,1 +1,1 @@
-"""Audio in, text out: files, log-mel features, transcription."""
+"""Audio signals: the features of speech models, and the times of tokens and segments."""

@@ -1,7 +1,7 @@
-"""Times of a window's tokens: where in the sound the alignment heads attend while each token is chosen.
+"""Times of a window's tokens: the place in the audio that the alignment heads attend to when a token is chosen.
 
-Source: transformers 5.23 `WhisperGenerationMixin._extract_token_timestamps`, of a sample alone: there, the samples of a
-batch that end before the others are aligned with their padding.
+Source: transformers 5.23 `WhisperGenerationMixin._extract_token_timestamps`, for one sample. In a batch, transformers
+also aligns the padding of samples that end before the others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tightbeam.deploy.text.token_ids import as_array
 __all__ = ["attention_of", "check_frames", "time_warping", "token_times", "with_times"]
 
 DIAGONAL, UP, LEFT = 0, 1, 2
-"""Steps back of a path: to the token and the position before; to the token before; to the position before."""
+"""Steps back along a path: to the previous token and position, to the previous token, to the previous position."""
 
 
 def check_frames(attention_mask: Array | None, B: int, frames: int) -> list[int | None]:
-    """Read the mask of B windows of ``frames`` frames: how many are the recording's. Raises InputError."""
+    """Return how many of the frames of each of B windows a mask [B, frames] takes. Raises InputError."""
     if attention_mask is None:
         return [None] * B
     mask = as_array("attention_mask", attention_mask)
@@ -35,24 +35,24 @@ def check_frames(attention_mask: Array | None, B: int, frames: int) -> list[int 
     if not counts or not (mask.astype(bool) == (np.arange(frames) < np.array(counts)[:, None])).all():
         raise InputError(
             f"attention_mask is {mask.dtype} {list(mask.shape)}, expected [{B}, {frames}] of 1 for the recording's "
-            "frames, which come first, and 0 for padding; leave it out where all count"
+            "frames, which come first, and 0 for padding; leave it out if all count"
         )
     return counts
 
 
 def with_times(found: SearchResult, beginning: int, own_frames: list[int | None], filter_width: int) -> SearchResult:
-    """Add the times of tokens to the result of a batch, where they are asked for.
+    """Add the times of tokens to the result of a batch, if they are asked for.
 
     Parameters
     ----------
     found : SearchResult
         One sequence [T] for each window.
     beginning : int
-        Tokens of the prompt, whose times are 0.
+        Number of tokens of the prompt; their times are 0.
     own_frames : list of int or None
-        Frames of each window that are the recording's.
+        Number of frames in each window that belong to the recording.
     filter_width : int
-        Source positions of the median filter.
+        Width of the median filter in source positions.
     """
     if found.scored.alignments is None:
         return found
@@ -70,17 +70,18 @@ def token_times(alignment: Alignment, frames: int | None, filter_width: int) -> 
     alignment : Alignment
         Queries [n, A, K] and keys [A, N, K].
     frames : int or None
-        Frames of the window that are the recording's; the others take no part. None takes all. Below 0, of a window
-        behind the recording's end, twice as many are left out at the window's end, as transformers does.
+        Number of frames in the window that belong to the recording; the others are left out. None takes all frames. It
+        is negative for a window behind the recording's end: then, as in transformers, twice as many frames are left out
+        at the window's end.
     filter_width : int
-        Source positions of the median filter, an odd number.
+        Width of the median filter in source positions, an odd number.
 
     Returns
     -------
     float32 [n]
         Seconds from the beginning of the window at which each token ends. The last token has the time of the one
-        before it, as nothing is chosen after it; a token alone has 0. Where no frame takes part, all others have
-        -0.02, as in transformers.
+        before it, since no token is chosen after it; a single token has 0. If all frames are left out, the other tokens
+        have -0.02, as in transformers.
     """
     matrix = attention_of(alignment, frames, filter_width)
     times = np.zeros(len(alignment.queries), np.float32)
@@ -96,13 +97,13 @@ def attention_of(alignment: Alignment, frames: int | None, filter_width: int) ->
     Parameters
     ----------
     alignment, frames, filter_width
-        Those of `token_times`.
+        Arguments of `token_times`.
 
     Returns
     -------
     float32 [n - 1, N']
-        Standardised attention, filtered, the mean over the heads. Row i is of the step that token i is fed in, so the
-        last token has none.
+        Standardised and filtered attention, averaged over the heads. Row i belongs to the step that is fed token i, so
+        the last token has no row.
     """
     queries, keys = (np.asarray(each, np.float32) for each in (alignment.queries, alignment.keys))
     scores = queries[1:].swapaxes(0, 1) @ keys.swapaxes(1, 2)  # [A, n - 1, N]
@@ -112,14 +113,14 @@ def attention_of(alignment: Alignment, frames: int | None, filter_width: int) ->
         weights = weights[..., : frames // FRAMES][..., : frames // FRAMES]
     if not weights.size:
         return np.zeros(weights.shape[1:], np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):  # of positions that all tokens attend to alike
+    with np.errstate(invalid="ignore", divide="ignore"):  # for positions that all tokens attend to alike
         weights = (weights - weights.mean(axis=1, keepdims=True)) / weights.std(axis=1, keepdims=True)
     filtered: Floats = np.stack([_median(head, filter_width) for head in weights]).mean(axis=0)
     return filtered
 
 
 def _median(rows: Array, width: int) -> Array:
-    """The median of ``width`` neighbours in rows [n, N], which are mirrored at both ends. NaN counts as the largest."""
+    """Filter rows [n, N], mirrored at both ends, by the median of ``width`` neighbours. NaN counts as the largest."""
     reach = width // 2
     if rows.shape[1] <= reach:
         return rows
@@ -129,22 +130,22 @@ def _median(rows: Array, width: int) -> Array:
 
 
 def time_warping(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Align rows with columns at the lowest cost: dynamic time warping, by diagonals, whose cells are independent.
+    """Align rows with columns at the lowest cost by dynamic time warping, a diagonal of independent cells at a time.
 
     Parameters
     ----------
     costs : float64 [n, N]
-        Cost of each pair; sums are rounded to float32, as in transformers.
+        Cost of each pair. Sums are rounded to float32, as in transformers.
 
     Returns
     -------
     int64 [n]
-        The first column of each row; -1 where there are none.
+        The first column of each row; -1 without columns.
     """
     n, N = costs.shape
     steps = np.full((n + 1, N + 1), LEFT, np.int8)
     steps[1:, 0] = UP
-    before, last = np.full((2, n + 1), np.inf, np.float32)  # the two diagonals before, by row
+    before, last = np.full((2, n + 1), np.inf, np.float32)  # the two previous diagonals, by row
     before[0] = 0
     for diagonal in range(2, n + N + 1):
         first, end = max(1, diagonal - N), min(n, diagonal - 1) + 1

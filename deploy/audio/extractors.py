@@ -1,4 +1,4 @@
-"""The feature extractor of a bundle of a speech model that takes whole recordings."""
+"""Choice of the feature extractor of a speech model that takes whole recordings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["extractor_of", "recordings_of"]
 
 
 def recordings_of(bundle: Bundle) -> Recordings:
-    """Read the feature extractor of a bundle. Raises BundleError where its settings cannot be read."""
+    """Read the feature extractor of a bundle. Raises BundleError if its settings cannot be read."""
     speech = bundle.manifest.speech
     assert speech is not None
     path = bundle.file(speech)
@@ -24,9 +24,9 @@ def recordings_of(bundle: Bundle) -> Recordings:
 
 
 def extractor_of(settings: Mapping[str, Any], path: Path) -> Extractor:
-    """The feature extractor by its settings in the file ``path``.
+    """Make the feature extractor that the settings in the file ``path`` name.
 
-    Raises BundleError for those of another extractor, and for values that it cannot have.
+    Raises BundleError for another extractor's settings, and for impossible values.
     """
     default = filter_bank.EXTRACTOR if "num_mel_bins" in settings else waveform.EXTRACTOR  # old files have no name
     kind = settings.get("feature_extractor_type", default)

@@ -46,9 +46,9 @@ class LogMel:
     hop, window : int
         Samples between two frames, and in the Fourier transform of one.
     chunk_s : int
-        Seconds of a whole window of speech, columns x hop of the features.
+        Seconds of a whole window of audio.
     padding : float
-        Sample that a shorter window is padded with.
+        Value of the samples that a shorter window is padded with.
     """
 
     mels: int
@@ -60,14 +60,14 @@ class LogMel:
 
     @classmethod
     def read(cls, path: Path) -> LogMel:
-        """Read a preprocessor_config.json. Raises BundleError as ``of``, and for a file that cannot be read."""
+        """Read a preprocessor_config.json. Raises BundleError if it cannot be read, or like `of`."""
         return cls.of(read_settings(path), path)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> LogMel:
-        """Take a feature extractor's settings from the file ``path``.
+        """Read the settings of the file ``path``.
 
-        Raises BundleError for those of another extractor, and for values that it cannot have.
+        Raises BundleError for another extractor's settings, and for impossible values.
         """
         kind = settings.get("feature_extractor_type", EXTRACTOR)
         if kind != EXTRACTOR:
@@ -93,12 +93,12 @@ class LogMel:
 
     @property
     def samples(self) -> int:
-        """Samples of a whole window of speech."""
+        """Samples of a whole window of audio."""
         return self.chunk_s * self.sampling_rate_hz
 
     @property
     def frames(self) -> int:
-        """Frames of a whole window of speech."""
+        """Frames of a whole window of audio."""
         return self.samples // self.hop
 
     def features(self, samples: Array) -> npt.NDArray[np.float32]:
@@ -125,9 +125,9 @@ class LogMel:
         Parameters
         ----------
         samples : [n]
-            Samples, the first frame's first.
+            Samples, beginning with the first frame.
         count : int
-            Frames.
+            Number of frames.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class LogMel:
 
     @staticmethod
     def scaled(logs: npt.NDArray[np.float32], highest: float) -> npt.NDArray[np.float32]:
-        """Make features of logarithms, of which ``highest`` is the highest in the recording."""
+        """Make features of logarithms. ``highest`` is the highest one in the recording."""
         scaled: npt.NDArray[np.float32] = (
             np.maximum(logs, np.float32(highest - DECADES)) + np.float32(4)
         ) / np.float32(4)
@@ -158,17 +158,17 @@ class LogMel:
 
     @cached_property
     def _transform(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Hann's window and the Fourier transform, as the cosines and the sines [window / 2, window / 2 + 1] that
-        multiply the sums and the differences of the samples n and window - n of a frame.
+        """Hann's window times the Fourier transform, as cosines and sines [window / 2, window / 2 + 1].
 
-        Sample 0 is left out, since the window is zero there.
+        The cosines multiply the sums of a frame's samples n and window - n, and the sines their differences. Sample 0
+        is left out, since the window is zero there.
         """
         n = np.arange(1, self.window // 2 + 1)[:, None]
         angles = 2 * np.pi * n / self.window
         hann = 0.5 - 0.5 * np.cos(angles)
         hann[2 * n == self.window] /= 2  # the sample in the middle is added to itself
-        turns = n * np.arange(self.window // 2 + 1) % self.window * (2 * np.pi / self.window)
-        return (hann * np.cos(turns)).astype(np.float32), (hann * np.sin(turns)).astype(np.float32)
+        phases = n * np.arange(self.window // 2 + 1) % self.window * (2 * np.pi / self.window)
+        return (hann * np.cos(phases)).astype(np.float32), (hann * np.sin(phases)).astype(np.float32)
 
     @cached_property
     def filters(self) -> npt.NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """Kaldi's filter bank features, normalised over a recording (Speech2Text), in numpy.
 
-Source: transformers 5.23 `Speech2TextFeatureExtractor` without torchaudio, whose numbers these are. With torchaudio it
-computes them in float32 by that package.
+Source: transformers 5.23 `Speech2TextFeatureExtractor` without torchaudio, with equal results. With torchaudio,
+transformers computes in float32 by that package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FilterBank"]
 
 EXTRACTOR = "Speech2TextFeatureExtractor"
 WINDOW, HOP, TRANSFORMED = 400, 160, 512
-"""Samples of a frame, between two frames, and in the Fourier transform of one, at any rate."""
+"""Samples of a frame, between two frames, and in the Fourier transform of a frame, at any sampling rate."""
 LOWEST_HZ = 20.0
 PREEMPHASIS = 0.97
 SMALLEST_POWER = 1.192092955078125e-07
@@ -61,7 +61,7 @@ class FilterBank:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> FilterBank:
-        """Take a feature extractor's settings from the file ``path``. Raises BundleError for impossible values."""
+        """Read the settings of the file ``path``. Raises BundleError for impossible values."""
         numbers = {
             name: settings.get(name, default) for name, default in (("sampling_rate", 16000), ("num_mel_bins", 80))
         }
@@ -82,7 +82,7 @@ class FilterBank:
         return cls(numbers["sampling_rate"], mels, normalize and means, normalize and variances)
 
     def samples_of(self, length: int) -> int:
-        """Return the fewest samples that features of this length are made of."""
+        """Return the fewest samples that give features of this length."""
         return WINDOW + (length - 1) * HOP
 
     def features(self, samples: Array) -> npt.NDArray[np.float32]:
@@ -117,7 +117,7 @@ class FilterBank:
         return logs
 
     def _logs(self, frames: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """Logarithms float32 [X, mels] of the powers of frames [X, samples]."""
+        """Compute the logarithms float32 [X, mels] of the powers of frames [X, samples]."""
         centred = frames - frames.mean(axis=1, keepdims=True)
         emphasised = centred.copy()
         emphasised[:, 1:] -= PREEMPHASIS * centred[:, :-1]
@@ -146,7 +146,7 @@ class FilterBank:
         return filters
 
     def mask(self, attention_mask: Ints, positions: int, manifest: Manifest) -> Ints:
-        """Return the mask int64 [B, N] of a mask of frames [B, X]: of as many positions as the frames make."""
+        """Return the mask int64 [B, N] over the positions that the encoder makes of the frames of a mask [B, X]."""
         counts = np.array([manifest.source_positions(int(length)) for length in attention_mask.sum(axis=1)])
         return (np.arange(positions) < counts[:, None]).astype(np.int64)
 

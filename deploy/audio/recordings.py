@@ -1,4 +1,4 @@
-"""The features of whole recordings, of any length, and the encoder's positions that they have."""
+"""Features of whole recordings of any length, and the number of encoder positions that they give."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ class Extractor(Protocol):
         ...
 
     def samples_of(self, length: int) -> int:
-        """Return the fewest samples that features of this length are made of."""
+        """Return the fewest samples that give features of this length."""
         ...
 
     def features(self, samples: Array) -> npt.NDArray[np.float32]:
-        """Compute the features [X, ...] of a recording [n]. Raises InputError for one that has none."""
+        """Compute the features [X, ...] of a recording [n]. Raises InputError if it has no features."""
         ...
 
     def mask(self, attention_mask: Ints, positions: int, manifest: Manifest) -> Ints:
-        """Return the mask int64 [B, N] over positions of a mask [B, X] over samples or frames."""
+        """Convert a mask [B, X] over samples or frames to the mask int64 [B, N] over positions."""
         ...
 
 
 class Recordings:
-    """The features of whole recordings, and the encoder's positions that they have.
+    """Computes features of whole recordings, and the number of encoder positions that they give.
 
     Parameters
     ----------
     extractor : Extractor
         The feature extractor.
     manifest : Manifest
-        The bundle's, for its convolutions and its longest source.
+        The bundle's manifest, for the convolutions and the longest source.
 
     Attributes
     ----------
     sampling_rate_hz : int
         Samples a second.
     shortest, longest : int
-        Samples of the shortest recording that has a position, and of the longest that is run whole.
+        Samples of the shortest recording with a position, and of the longest recording that runs whole.
     """
 
     def __init__(self, extractor: Extractor, manifest: Manifest) -> None:
@@ -84,17 +84,18 @@ class Recordings:
         Raises
         ------
         InputError
-            The recording has none: it is silent, where features are normalised.
+            The recording is silent, and its features would be normalised.
         """
         return self._extractor.features(samples)
 
     def parts(self, count: int) -> list[slice]:
-        """Cut a recording of ``count`` samples that is too long into parts of one length, the last of which may be
-        shorter. Raises InputError for one that is too short.
+        """Cut a recording of ``count`` samples that is too long into parts of nearly equal length.
+
+        Raises InputError for a recording that is too short.
         """
         if count < self.shortest:
             raise InputError(
-                f"the recording has {count} samples, expected {self.shortest} at least, "
+                f"the recording has {count} samples, expected at least {self.shortest}, "
                 f"{1000 * self.shortest / self.sampling_rate_hz:.0f} ms"
             )
         number = -(-count // self.longest)
@@ -103,11 +104,11 @@ class Recordings:
         return [slice(*pair) for pair in pairwise(starts)]
 
     def positions(self, features: Array) -> int:
-        """Return the encoder's positions of one recording's features."""
+        """Return the number of encoder positions that one recording's features give."""
         return self._manifest.source_positions(len(features))
 
     def checked(self, features: Any, attention_mask: Any) -> tuple[Array, Ints]:
-        """Check a batch as ``model.generate`` takes it.
+        """Check a batch of features as ``model.generate`` takes it.
 
         Parameters
         ----------
@@ -120,7 +121,7 @@ class Recordings:
         -------
         features : float32 [B, X, ...]
         mask : int64 [B, N]
-            Over the encoder's positions.
+            The mask over the encoder's positions.
 
         Raises
         ------
@@ -148,5 +149,5 @@ class Recordings:
             mask = given.astype(np.int64)
         by_position = self._extractor.mask(mask, N, self._manifest)
         if not by_position.any(axis=1).all():
-            raise InputError("attention_mask leaves a row without a position; expected one at least")
+            raise InputError("attention_mask leaves a row without a position; expected at least one")
         return batch, by_position

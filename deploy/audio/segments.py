@@ -1,4 +1,4 @@
-"""Segments of a window: its tokens, cut at pairs of timestamps, and where the next window begins.
+"""Segments of a window: its tokens, cut at pairs of timestamps, and the start of the next window.
 
 Source: transformers 5.23 `WhisperGenerationMixin._retrieve_segment`.
 """
@@ -28,9 +28,9 @@ class TokenTime:
     ----------
     token : int
     end_s : float
-        Seconds from the beginning of the recording. It begins where the token before it ends.
+        Seconds from the beginning of the recording. The token begins at the end of the token before it.
     probability : float
-        Its probability among the tokens that the processors allow.
+        The token's probability among the tokens that the score processors allow.
     """
 
     token: int
@@ -49,7 +49,7 @@ class Segment:
     tokens : tuple of int
         Its tokens, timestamps among them.
     times : tuple of TokenTime or None
-        Those of its tokens; None where they were not asked for.
+        The times of its tokens; None if they were not asked for.
     """
 
     start_s: float
@@ -72,15 +72,15 @@ def cut_segments(
     seek : int
         The window's first frame in the recording.
     frames : int
-        Frames of the window that are the recording's.
+        Number of frames in the window that belong to the recording.
     times : sequence of TokenTime, optional
-        Those of the tokens.
+        The times of the tokens.
 
     Returns
     -------
     segments : list of Segment
     offset : int
-        Frames from this window's first one to the next window's, at least 1.
+        Frames from the first frame of this window to the first frame of the next, at least 1.
     """
     begin_s = seek * TIMESTAMP_S / FRAMES
     stamps = [token >= first for token in tokens]
@@ -96,7 +96,7 @@ def cut_segments(
     if ends_single:
         cuts.append(len(tokens))
     else:
-        cuts[-1] += 1  # the last timestamp belongs to the last segment, which so shows that it was no single one
+        cuts[-1] += 1  # the last segment keeps both timestamps of its pair
     segments, before = [], 0
     for cut in cuts:
         own = tokens[before:cut]

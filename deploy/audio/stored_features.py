@@ -1,8 +1,8 @@
-"""A recording's features: computed block by block, kept on disk where they are long, and cut into windows anywhere.
+"""A recording's features: computed block by block, stored on disk if they are large, and cut into windows anywhere.
 
 Source: transformers 5.23 `WhisperFeatureExtractor` with ``truncation=False, padding="longest"``: powers are cut off
-below the highest one of the whole recording. One of at most a window is padded to a whole window of silence, as by
-default there.
+relative to the highest power of the whole recording. A recording shorter than a window is padded to a whole window with
+silence, as is the default there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["StoredFeatures"]
 
 Logs = npt.NDArray[np.float32]
 IN_MEMORY_BYTES = 16 << 20
-"""Features up to this size are kept in memory: those of eight minutes at Whisper's 80 mels."""
+"""Features up to this size stay in memory: eight minutes at Whisper's 80 mels."""
 
 
 class StoredFeatures:
@@ -37,13 +37,13 @@ class StoredFeatures:
     Attributes
     ----------
     frames : int
-        Columns of the features; at least those of one window.
+        Columns of the features; at least one whole window.
     own_frames : int
-        Those that are no padding.
+        Frames of the recording itself, without padding.
     seconds : float
-        Length of what was recorded.
+        Length of the recording.
     close : function
-        Frees what is kept.
+        Frees the features.
     """
 
     def __init__(self, log_mel: LogMel, blocks: Iterable[Array]) -> None:
@@ -67,7 +67,7 @@ class StoredFeatures:
         return int((self._levels[first : first + count] > 10 ** (threshold_db / 10)).sum())
 
     def window(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the features float32 [mels, frames] of ``count`` frames, and zeros up to a whole window."""
+        """Return the features float32 [mels, frames] of ``count`` frames, padded with zeros to a whole window."""
         mels = self._log_mel.mels
         self._file.seek(first * mels * 4)
         logs = np.frombuffer(self._file.read(count * mels * 4), np.float32).reshape(-1, mels)
@@ -77,33 +77,33 @@ class StoredFeatures:
 
 
 def _logs(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[Logs, Logs, int]]:
-    """The logarithms float32 [n, mels] of consecutive frames, their mean squares float32 [n], and the samples that were
-    read so far.
+    """Yield logarithms float32 [n, mels] of consecutive frames, their mean squares float32 [n], and the number of
+    samples read so far.
 
-    Frame i is about sample i hop, with half a window on both sides; the ends of the recording are mirrored. The last
-    frame, which would begin at the end, is left out.
+    Frame i is centred on sample i hop, with half a window on both sides. The ends of the recording are mirrored. The
+    last frame, which would be centred on the end, is left out.
     """
     hop, half = log_mel.hop, log_mel.window // 2
     whole, read = _from_one_window(log_mel, blocks), 0
-    kept: Array | None = None  # samples from frame `done` on, with half a window before it
+    held: Array | None = None  # samples from frame `done` on, with half a window before it
     done = total = 0
     for block, own in whole:
         read += own
         total += len(block)
-        kept = np.concatenate([_mirror_start(block, half), block]) if kept is None else np.concatenate([kept, block])
-        ready = max(0, (len(kept) - 2 * half - 1) // hop)  # frames whose samples are all there, and another behind them
+        held = np.concatenate([_mirror_start(block, half), block]) if held is None else np.concatenate([held, block])
+        ready = max(0, (len(held) - 2 * half - 1) // hop)  # frames whose samples, and one more, have been read
         if ready:
-            chunk = kept[: (ready - 1) * hop + 2 * half + (log_mel.window & 1)]
+            chunk = held[: (ready - 1) * hop + 2 * half + (log_mel.window & 1)]
             yield log_mel.logs(chunk, ready), _levels(log_mel, chunk, ready), read
-            kept, done = kept[ready * hop :], done + ready
+            held, done = held[ready * hop :], done + ready
     last = total // hop - done
-    if kept is not None and last > 0:
-        chunk = np.pad(kept, (0, half), mode="reflect")[: (last - 1) * hop + 2 * half + (log_mel.window & 1)]
+    if held is not None and last > 0:
+        chunk = np.pad(held, (0, half), mode="reflect")[: (last - 1) * hop + 2 * half + (log_mel.window & 1)]
         yield log_mel.logs(chunk, last), _levels(log_mel, chunk, last), read
 
 
 def _levels(log_mel: LogMel, samples: Array, count: int) -> Logs:
-    """The mean squares float32 [count] of the samples in the middle of each frame."""
+    """Return the mean squares float32 [count] of the samples in the middle of each frame."""
     width = min(log_mel.hop, log_mel.window)
     middle = samples[(log_mel.window - width) // 2 :]
     frames = np.lib.stride_tricks.sliding_window_view(middle, width)[:: log_mel.hop][:count]
@@ -112,7 +112,7 @@ def _levels(log_mel: LogMel, samples: Array, count: int) -> Logs:
 
 
 def _from_one_window(log_mel: LogMel, blocks: Iterable[Array]) -> Iterator[tuple[Array, int]]:
-    """Blocks of a window at least, and their own samples: a recording of less is padded to one."""
+    """Yield blocks with their numbers of samples. The first has at least a window; a shorter recording is padded."""
     begun: list[Array] = []
     length = 0
     for block in blocks:

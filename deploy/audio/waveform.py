@@ -1,6 +1,6 @@
 """Samples as features: the feature extractor of models whose encoder takes a recording as it is (Moonshine).
 
-Source: transformers 5.23 `Wav2Vec2FeatureExtractor`, whose numbers these are, bit for bit.
+Source: transformers 5.23 `Wav2Vec2FeatureExtractor`. The results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Waveform:
     input = "input_values"
     """the encoder's input"""
     row_shape: tuple[int, ...] = ()
-    """numbers of each sample"""
+    """shape of each sample"""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> Waveform:
-        """Take a feature extractor's settings from the file ``path``. Raises BundleError for impossible values."""
+        """Read the settings of the file ``path``. Raises BundleError for impossible values."""
         rate, width = settings.get("sampling_rate", 16000), settings.get("feature_size", 1)
         if type(rate) is not int or rate < 1:
             raise BundleError(f"{path}: sampling_rate is {rate!r}, expected a whole number; restore the file")
@@ -59,7 +59,7 @@ class Waveform:
         return cls(rate, normalize)
 
     def samples_of(self, length: int) -> int:
-        """Return the fewest samples that features of this length are made of."""
+        """Return the fewest samples that give features of this length."""
         return length
 
     def features(self, samples: Array) -> npt.NDArray[np.float32]:
@@ -73,6 +73,6 @@ class Waveform:
         return normalized
 
     def mask(self, attention_mask: Ints, positions: int, manifest: Manifest) -> Ints:
-        """Return the mask int64 [B, N] of a mask of samples [B, X]: that of every position's first sample."""
+        """Return the mask int64 [B, N] over positions: the value at each position's first sample in a mask [B, X]."""
         stride = math.prod(stride for _, stride, _ in manifest.convolutions)
         return np.ascontiguousarray(attention_mask[:, ::stride][:, :positions])

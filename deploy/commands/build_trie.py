@@ -32,7 +32,7 @@ def build_trie_command(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
     entries: Annotated[Path, typer.Argument(metavar="FILE", help="UTF-8 file with one allowed output in each line.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The trie's file, replaced where it exists.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="File for the trie; an existing file is replaced.")
     ],
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
@@ -40,8 +40,8 @@ def build_trie_command(
     eos_token_id: Annotated[
         int | None,
         typer.Option(
-            help="The token that ends an output, added to each that does not end with it; by default the first of the "
-            "checkpoint's."
+            help="The token that ends an output, added to each output that does not end with it; by default the "
+            "checkpoint's first end token."
         ),
     ] = None,
     open_ended: Annotated[
@@ -55,12 +55,12 @@ def build_trie_command(
 ) -> None:
     """Build a trie of all outputs that may be generated, for run-model --trie.
 
-    The bundle's tokenizer makes the tokens of texts, without special tokens. Token ids are those behind the start token
-    (or prompt) and a forced first token.
+    The bundle's tokenizer tokenizes texts, without special tokens. With --ids, leave out the start token (or prompt)
+    and a forced first token.
     """
     try:
         if open_ended and eos_token_id is not None:
-            raise InputError("--open-ended adds no end token, so --eos-token-id names none; leave one out")
+            raise InputError("--open-ended adds no end token, so --eos-token-id has no effect; leave one out")
         loaded = Bundle.load(bundle, verify=False)
         end = None if open_ended else _end_token(loaded, eos_token_id)
         found = list(_entries(loaded, entries, ids))
@@ -85,18 +85,20 @@ def build_trie_command(
 
 
 def _end_token(bundle: Bundle, given: int | None) -> int:
-    """The end token of entries. Raises InputError where there is none."""
+    """Return the end token of entries. Raises InputError if the checkpoint has no end token."""
     manifest = bundle.manifest
     chosen: dict[str, Any] = {} if given is None else {"eos_token_id": given}
     resolved = resolve_settings(manifest.generation, chosen, manifest.sizes, speech=manifest.has_windows)
     options = resolved.for_prompt(1)
     if not options.eos_token_ids:
-        raise InputError("the checkpoint has no eos_token_id; pass --eos-token-id, or --open-ended for none")
+        raise InputError(
+            "the checkpoint has no eos_token_id; pass --eos-token-id, or --open-ended for outputs without an end token"
+        )
     return options.eos_token_ids[0]
 
 
 def _entries(bundle: Bundle, path: Path, ids: bool) -> Iterator[list[int]]:
-    """The tokens of each line. Raises InputError for one that has none, by its number."""
+    """Yield the tokens of each line. Raises InputError, which names the line, if a line has no tokens."""
     codec = None if ids else load_codec(bundle)
     if codec is None and not ids:
         raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")

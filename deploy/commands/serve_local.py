@@ -22,7 +22,7 @@ from tightbeam.deploy.serving.server.triton_server import ServerError
 __all__ = ["main"]
 
 RATE_HZ = 16_000
-"""Rate at which a file is read that is only checked."""
+"""Sampling rate at which an audio file is read to check it."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,8 +45,8 @@ def serve_local(
     server: Annotated[
         Path | None,
         typer.Option(
-            help="Virtual environment with the wheel nvidia-pytriton and Tightbeam; by default that of this command, "
-            "or else tritonserver on PATH."
+            help="Virtual environment with the wheel nvidia-pytriton and Tightbeam; by default the environment of this "
+            "command, otherwise tritonserver on PATH."
         ),
     ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for HTTP.")] = 8000,
@@ -62,7 +62,9 @@ def serve_local(
     try:
         models = served_models(repository)
         if text is not None and not any(_takes_text(model.bundle) for model in models):
-            raise InputError(f"--text {text!r} is for models that take text, of which {repository} has none")
+            raise InputError(
+                f"--text {text!r} is for models that take text, and {repository} has no such model; leave it out"
+            )
         if audio is not None:
             _check_audio(models, audio)
         ports = (http_port, grpc_port, metrics_port)
@@ -85,7 +87,7 @@ def _takes_text(bundle: Bundle) -> bool:
 
 
 def _check_audio(models: Sequence[ServedModel], audio: Path) -> None:
-    """Raise InputError for a file that cannot be read, and where no model takes it."""
+    """Raise InputError if the file cannot be read, or no model takes audio."""
     if not any(model.bundle.manifest.speech for model in models):
         raise InputError(f"--audio {audio} is for speech models; the repository has none; leave the option out")
     for _ in read_blocks(str(audio), RATE_HZ):

@@ -53,11 +53,11 @@ def triton_repo(
     ] = None,
     instances: Annotated[
         int | None,
-        typer.Option(help="Processes that hold the model, for each GPU or in total on the CPU; 1 by default."),
+        typer.Option(help="Processes that load the model: for each GPU, or in total on the CPU; 1 by default."),
     ] = None,
     device: Annotated[
         Literal["cpu", "cuda", "gpu"] | None,
-        typer.Option(help="Where the model runs: cpu, or cuda (also gpu), which needs --engine tensorrt."),
+        typer.Option(help="Device of the model: cpu, or cuda (also gpu), which needs --engine tensorrt."),
     ] = None,
     batching_delay_us: Annotated[
         int | None,
@@ -83,14 +83,14 @@ def triton_repo(
     max_queue_size: Annotated[
         int | None,
         typer.Option(
-            help="The most requests that wait; more are refused. 0 (the default) is no limit. A limit costs latency, "
-            "see docs/how-to/serve.md."
+            help="The most requests that wait; further ones are refused. 0, the default, sets no limit. A limit costs "
+            "latency; see docs/how-to/serve.md."
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="The server's HTTP address, where the model's watchdog requests a reload; "
+            help="The server's HTTP address, at which the model's watchdog requests a reload; "
             "http://127.0.0.1:8000 by default."
         ),
     ] = None,
@@ -98,13 +98,13 @@ def triton_repo(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="File of build-trie, which requests name without its ending; repeat it for more. Requests can name no "
-            "others.",
+            help="File of build-trie, which requests name without its ending; repeat the option for more. Requests can "
+            "name only these.",
             show_default=False,
         ),
     ] = None,
     next_version: Annotated[
-        bool, typer.Option("--next-version", help="Add a version to a model that exists, and keep its settings.")
+        bool, typer.Option("--next-version", help="Add a version to an existing model, and keep its settings.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model of the same name.")] = False,
     version: Version = False,

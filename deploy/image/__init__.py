@@ -1,1 +1,1 @@
-"""Images in, text out: files, and the pixels that the encoder takes."""
+"""Image processors: the pixels or patches that the encoder takes."""

@@ -1,6 +1,6 @@
-"""Shapes of images uint8 [rows, columns, 3]: resizing with pillow, turning, filling up and cutting in numpy.
+"""Geometry of images uint8 [rows, columns, 3]: resizing with pillow; rotation, padding and cropping in numpy.
 
-Source: transformers 5.23, `image_transforms.py` and `DonutImageProcessorPil`, whose rounding this follows.
+Source: transformers 5.23, `image_transforms.py` and `DonutImageProcessorPil`, with the same rounding.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["MAX_PIXELS", "aligned", "cropped", "padded", "resized", "shortest_ed
 
 Image = npt.NDArray[np.uint8]
 MAX_PIXELS = 178_956_970
-"""Pixels of the largest image, half a gigabyte of colours: from there on pillow too refuses an image as a bomb."""
+"""Pixels of the largest image, half a gigabyte of colours. pillow refuses a larger image as a decompression bomb."""
 INSTALL = "pip install 'tightbeam[image]'"
 
 
 def resized(image: Image, size: tuple[int, int], resample: int) -> Image:
-    """Resize to height and width, by pillow's filter of the number ``resample``.
+    """Resize to height and width by the filter that pillow numbers ``resample``.
 
-    Raises InputError for a size of nothing, or of more than ``MAX_PIXELS``.
+    Raises InputError for a size without pixels, or with more than ``MAX_PIXELS``.
     """
     try:
         from PIL import Image as pillow
@@ -40,14 +40,14 @@ def resized(image: Image, size: tuple[int, int], resample: int) -> Image:
 
 
 def shortest_edge(image: Image, length: int) -> tuple[int, int]:
-    """Height and width in the image's proportions, the shorter one of ``length`` pixels."""
+    """Return height and width in the image's proportions; the shorter side has ``length`` pixels."""
     height, width = image.shape[:2]
     longer = int(length * max(height, width) / min(height, width))
     return (longer, length) if width <= height else (length, longer)
 
 
 def thumbnail(image: Image, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width in the image's proportions, at most its own, and at most those of ``size``."""
+    """Return height and width in the image's proportions, at most its own and at most ``size``."""
     height, width = image.shape[:2]
     rows, columns = min(height, size[0]), min(width, size[1])
     if (rows, columns) == (height, width):
@@ -60,14 +60,14 @@ def thumbnail(image: Image, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def aligned(image: Image, size: tuple[int, int]) -> Image:
-    """Turn an image by 90 degrees clockwise where its longer side is not that of ``size``."""
+    """Rotate an image by 90 degrees clockwise if it is upright and ``size`` is not, or the reverse."""
     height, width = image.shape[:2]
-    turned = (size[1] < size[0] and width > height) or (size[1] > size[0] and width < height)
-    return np.rot90(image, 3) if turned else image
+    rotates = (size[1] < size[0] and width > height) or (size[1] > size[0] and width < height)
+    return np.rot90(image, 3) if rotates else image
 
 
 def padded(image: Image, size: tuple[int, int]) -> Image:
-    """Fill up with black to ``size``, as much on either side."""
+    """Pad with black to ``size``, equally on both sides. Raises InputError for a larger image."""
     missing = [all_of - own for all_of, own in zip(size, image.shape[:2], strict=True)]
     if min(missing) < 0:
         raise InputError(
@@ -78,7 +78,7 @@ def padded(image: Image, size: tuple[int, int]) -> Image:
 
 
 def cropped(image: Image, size: tuple[int, int]) -> Image:
-    """Cut ``size`` out of the middle, filled up with black where the image is smaller."""
+    """Cut ``size`` out of the middle; a smaller image is padded with black."""
     height, width = image.shape[:2]
     rows, columns = max(height, size[0]), max(width, size[1])
     top, left = -(-(rows - height) // 2), -(-(columns - width) // 2)  # rounded up, as transformers does

@@ -1,7 +1,7 @@
-"""Patches of an image in a size of its own: the image processor of Pix2Struct.
+"""Patches of images of any size: the image processor of Pix2Struct.
 
-Source: transformers 5.23 `Pix2StructImageProcessorPil`. Resizing is torch's bilinear filter with antialias; numbers
-differ by rounding alone. Its zeros for patches that an image does not have are left out, since their mask hides them.
+Source: transformers 5.23 `Pix2StructImageProcessorPil`. Resizing is torch's bilinear filter with antialias, and results
+differ only by rounding. transformers pads missing patches with zeros, which are left out here, as the mask hides them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 PATCHES = "Pix2Struct"
 COLOURS = 3
 IDS = 2
-"""Numbers before those of a patch: its row and its column, from 1."""
+"""Numbers before the colours of a patch: its row and its column, from 1."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PatchProcessor:
     patch : (int, int)
         Height and width of a patch in pixels.
     most : int
-        Patches of an image, at most.
+        The most patches of an image.
     normalize : bool
         Give the colours of each image mean 0 and variance 1.
     """
@@ -49,7 +49,7 @@ class PatchProcessor:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> PatchProcessor:
-        """Take an image processor's settings from the file ``path``. Raises BundleError for impossible values."""
+        """Read the settings of the file ``path``. Raises BundleError for impossible values."""
         size = settings.get("patch_size", {"height": 16, "width": 16})
         most = settings.get("max_patches", 2048)
         sides = [size.get("height"), size.get("width")] if isinstance(size, Mapping) else []
@@ -63,15 +63,15 @@ class PatchProcessor:
                 raise BundleError(f"{path}: {name} is {flag!r}, expected true or false; restore the file")
         if flags["is_vqa"]:
             raise BundleError(
-                f"{path}: is_vqa is true, a model whose question is drawn into the image with a font, which is not "
-                "supported; expected one that takes an image alone"
+                f"{path}: is_vqa is true: the question is drawn into the image with a font, which is not supported; "
+                "expected a model that takes only an image"
             )
         height, width = (int(side or 0) for side in sides)
         return cls((height, width), most, flags["do_normalize"])
 
     @property
     def width(self) -> int:
-        """Numbers of a patch, its row and column among them."""
+        """Numbers of a patch, row and column included."""
         return IDS + COLOURS * self.patch[0] * self.patch[1]
 
     def pixels(self, image: npt.NDArray[np.uint8]) -> Floats:
@@ -85,7 +85,8 @@ class PatchProcessor:
         Returns
         -------
         float32 [X, 2 + 3 height width]
-            ``flattened_patches`` of the encoder, without padding: row and column of each patch, from 1, and colours.
+            ``flattened_patches`` of the encoder, without padding: the row and column of each patch, from 1, and its
+            colours.
         """
         colours: Floats = np.moveaxis(image, -1, 0).astype(np.float32)  # [3, height, width]
         if self.normalize:
@@ -102,18 +103,18 @@ class PatchProcessor:
         return patches
 
     def _counts(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image of this size: as many as there may be, in its proportions."""
+        """Return the most rows and columns of patches in the proportions of an image of this size."""
         scale = (self.most * (self.patch[0] / height) * (self.patch[1] / width)) ** 0.5
         rows = max(min(int(scale * height / self.patch[0]), self.most), 1)
         return rows, max(min(int(scale * width / self.patch[1]), self.most), 1)
 
     def checked(self, patches: Any) -> tuple[Array, Ints]:
-        """Check a batch as ``model.generate`` takes it.
+        """Check a batch of patches as ``model.generate`` takes it.
 
         Parameters
         ----------
         patches : float32 [B, X, 2 + 3 height width]
-            Patches of each image, and zeros behind them.
+            Patches of each image, padded with zeros.
 
         Returns
         -------
@@ -145,9 +146,9 @@ class PatchProcessor:
 
 
 def _resampled(values: Floats, size: int) -> Floats:
-    """Resample the last axis of values [..., X] to ``size``: a triangle as wide as the step between two results."""
+    """Resample the last axis of values [..., X] to ``size`` by a triangle filter as wide as two steps of the result."""
     X, half = values.shape[-1], np.float32(0.5)
-    scale = np.float32(X / size)  # torch's places and weights are float32, which moves them by some 0.0001
+    scale = np.float32(X / size)  # torch computes places and weights in float32, which moves them by some 0.0001
     reach = max(scale, np.float32(1))
     centres = scale * (np.arange(size, dtype=np.float32) + half)
     first = np.maximum((centres - reach + half).astype(np.int64), 0)

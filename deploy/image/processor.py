@@ -1,8 +1,8 @@
 """Image processors of ViT, DeiT and Donut checkpoints: from an image to the pixels that the encoder takes.
 
 Source: transformers 5.23, the processors on pillow (`ViTImageProcessorPil`, `DeiTImageProcessorPil`,
-`DonutImageProcessorPil`), whose numbers these are, bit for bit. transformers' processors on torchvision, which
-resize with another library, were not compared.
+`DonutImageProcessorPil`), with results equal bit for bit. The processors on torchvision, which resize with another
+library, were not compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DeiT": {"size": 256, "resample": 3, "crop_size": 224, "do_center_crop": ON},
     "Donut": {"size": (1920, 2560), "resample": 2, "do_pad": ON, "do_thumbnail": ON, "do_align_long_axis": OFF},
 }
-"""Kinds of image processor, and their defaults where they differ from ``COMMON``."""
+"""Kinds of image processor, with the defaults that differ from ``COMMON``."""
 COMMON: dict[str, Any] = {
     **{"do_resize": ON, "do_rescale": ON, "do_normalize": ON, "do_center_crop": OFF, "crop_size": None},
     **{"rescale_factor": 1 / 255, "image_mean": (0.5,) * COLOURS, "image_std": (0.5,) * COLOURS, "do_pad": OFF},
@@ -49,21 +49,21 @@ class ImageProcessor:
     kind : str
         "ViT", "DeiT" or "Donut": the beginning of the name of transformers' class.
     height, width : int
-        Size of what comes out, in pixels.
+        Size of the result in pixels.
     size : (int, int)
-        Height and width that images are resized to; of Donut, that they are fitted into.
+        Height and width that images are resized to, or for Donut fitted into.
     resample : int
-        pillow's number of the resampling filter.
+        The resampling filter, as pillow numbers them.
     fit : bool
-        Keep the aspect ratio, and fill up with black on both sides (Donut).
+        Keep the aspect ratio, and pad with black on both sides (Donut).
     thumbnail, align, crop : bool
-        Shrink what is larger than ``size``; turn an image whose longer side is the other one; cut the middle out.
+        Shrink images larger than ``size``; rotate images whose longer side differs; cut out the middle.
     resize, rescale, normalize : bool
-        The steps that are done.
+        Whether each of these steps is done.
     factor : float
-        Factor of the colours, 1/255 as a rule.
+        Factor of the colours, usually 1/255.
     mean, std : float32 [3]
-        Taken off the scaled colours, and divided by.
+        Mean that is subtracted from the scaled colours, and deviation that they are divided by.
     """
 
     kind: str
@@ -84,10 +84,10 @@ class ImageProcessor:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> ImageProcessor:
-        """Take an image processor's settings from the file ``path``.
+        """Read the settings of the file ``path``.
 
-        Raises BundleError for those of another processor, for values that it cannot have, and for settings by which
-        images come out in different sizes.
+        Raises BundleError for another processor's settings, for impossible values, and for settings that give images of
+        different sizes.
         """
         kind = _kind(settings, path)
         own = {**COMMON, **DEFAULTS[kind], **{name: value for name, value in settings.items() if value is not None}}
@@ -113,7 +113,9 @@ class ImageProcessor:
             raise BundleError(f"{path}: rescale_factor is {factor!r}, expected a number such as 1/255")
         mean, std = (_colours(own[name], name, path) for name in ("image_mean", "image_std"))
         if 0 in std:
-            raise BundleError(f"{path}: image_std is {list(std)}, by which colours are divided; expected no 0")
+            raise BundleError(
+                f"{path}: image_std is {list(std)}, and colours are divided by it; expected numbers other than 0"
+            )
         height, width = crop or size
         return cls(
             kind,
@@ -149,7 +151,7 @@ class ImageProcessor:
         Raises
         ------
         InputError
-            The image is so narrow that nothing of it is left, or pillow is not installed.
+            The image is too narrow for the model's size, or pillow is not installed.
         """
         if self.align:
             image = aligned(image, self.size)
@@ -171,7 +173,7 @@ class ImageProcessor:
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
-    """The processor that the settings are of, a key of ``DEFAULTS``."""
+    """Return the kind of processor that the settings name, a key of ``DEFAULTS``."""
     name = settings.get("image_processor_type", settings.get("feature_extractor_type"))
     for kind in DEFAULTS:
         if name in [f"{kind}{ending}" for ending in ENDINGS]:
@@ -181,7 +183,7 @@ def _kind(settings: Mapping[str, Any], path: Path) -> str:
 
 
 def _size(value: Any, name: str, path: Path, *, width_first: bool = False) -> tuple[int, int]:
-    """Height and width of a setting: of one number both, of two in this order, or by name."""
+    """Read height and width from a setting: one number for both, two in this order, or both by name."""
     numbers: Any = None
     if isinstance(value, Mapping):
         numbers = [value.get("height"), value.get("width")] if set(value) == {"height", "width"} else None

@@ -1,4 +1,4 @@
-"""The image processor of a bundle, by the name in its settings, and checks of pixels."""
+"""Choice of the image processor by its settings, and the check of pixels."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ AnyProcessor = ImageProcessor | PatchProcessor
 
 
 def read_processor(path: Path) -> AnyProcessor:
-    """Read a preprocessor_config.json. Raises BundleError as ``processor_of``, and for a file that cannot be read."""
+    """Read a preprocessor_config.json. Raises BundleError if it cannot be read, or like `processor_of`."""
     return processor_of(read_settings(path), path)
 
 
 def processor_of(settings: Mapping[str, Any], path: Path) -> AnyProcessor:
-    """The image processor by its settings in the file ``path``. Raises BundleError for those that it cannot have."""
+    """Make the image processor that the settings in ``path`` name. Raises BundleError for impossible values."""
     name = settings.get("image_processor_type", settings.get("feature_extractor_type"))
     kind = PatchProcessor if isinstance(name, str) and name.startswith(PATCHES) else ImageProcessor
     return kind.of(settings, path)
 
 
 def check_pixels(processor: AnyProcessor, pixel_values: Any, positions: int) -> tuple[Array, Ints]:
-    """Pixels [B, 3, height, width] or patches [B, N, width] as float32, and their mask int64 [B, N].
+    """Check a batch of pixels [B, 3, height, width], or of patches [B, N, width].
 
-    ``positions`` is N of pixels. Raises InputError for another shape, and for NaN or infinity.
+    Returns it as float32, with its mask int64 [B, N]. ``positions`` is N for pixels. Raises InputError for another
+    shape, and for NaN or infinity.
     """
     if isinstance(processor, PatchProcessor):
         return processor.checked(pixel_values)

@@ -1,4 +1,4 @@
-"""Incremental detokenizer: pieces of text for tokens as they come, which joined are the text of all tokens."""
+"""Incremental detokenizer: a piece of text for each new token; joined, the pieces are the text of all tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class IncrementalDetokenizer:
     def add(self, token: int) -> str:
         """Add a token, and return the text that it adds; empty while that text may still change.
 
-        A tokenizer may also take back text that was returned (a space before a full stop). Then nothing is returned
-        until the row's text begins again with all that was returned, which may never be. The text of the whole row
-        is the one that counts.
+        A tokenizer may also take back text that was returned, such as a space before a full stop. Then the method
+        returns empty text until the row's text begins with all returned text again, which may never happen. The text of
+        the whole row is the result that counts.
         """
         self._tokens.append(token)
         text = self._decode(self._tokens)

@@ -16,17 +16,17 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
     Parameters
     ----------
     input_ids
-        Anything that `Runner.generate` is given.
+        The argument of `Runner.generate`.
 
     Returns
     -------
     list of list of int, or None
-        None for everything but a list of rows whose lengths differ.
+        None unless the argument is a list of rows of different lengths.
 
     Raises
     ------
     InputError
-        The rows hold something else than integers, or one is empty.
+        A row is empty, or holds other values than integers.
     """
     if not isinstance(input_ids, list | tuple):
         return None

@@ -1,7 +1,7 @@
-"""Settings that are texts: the tokenizer makes the token ids of them that the model takes.
+"""Settings that are texts. The tokenizer converts them to the token ids that the search takes.
 
-Source: transformers 5.23 `WhisperTokenizer.get_prompt_ids`; for ``decoder_input_text``, a tokenizer called without
-special tokens, as Donut's checkpoints are used.
+Source: transformers 5.23 `WhisperTokenizer.get_prompt_ids`. For ``decoder_input_text``, a tokenizer without special
+tokens, as Donut's checkpoints are used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]
 
 PROMPT, BEGINNING = "prompt", "decoder_input_text"
 IDS = {PROMPT: "prompt_ids", BEGINNING: "decoder_input_ids"}
-"""The settings of token ids that the texts stand for."""
+"""The settings of token ids that replace the texts."""
 START_OF_PREVIOUS = "<|startofprev|>"
 
 
 def with_token_ids(
     settings: Mapping[str, Any], codec: TextCodec | None, name: str, first_special: int
 ) -> dict[str, Any]:
-    """Settings with token ids in the place of a text.
+    """Replace a setting that is a text by token ids.
 
     Parameters
     ----------
@@ -35,14 +35,14 @@ def with_token_ids(
     codec
         The tokenizer; None for a bundle without one.
     name
-        The setting, `PROMPT` or `BEGINNING`; others are left as they are.
+        The setting to replace, `PROMPT` or `BEGINNING`. The others stay as they are.
     first_special
-        The first token that is no text, which no prompt may hold.
+        The first special token. A prompt may not hold special tokens.
 
     Raises
     ------
     GenerationError
-        The text cannot be tokenized, or stands beside token ids.
+        The text cannot be tokenized, or token ids are given too.
     """
     return settings_of([_replaced(layer, codec, name, first_special) for layer in caller_layers(settings)])
 
@@ -77,21 +77,21 @@ def _error(layer: Layer, name: str, problem: str, *, fix: str = "") -> Generatio
 
 
 def prompt_ids(codec: TextCodec, text: str, first_special: int) -> list[int]:
-    """The tokens of Whisper's prompt: ``<|startofprev|>`` and a text, as `WhisperTokenizer.get_prompt_ids` makes them.
+    """Make the tokens of Whisper's prompt, ``<|startofprev|>`` and a text, like `WhisperTokenizer.get_prompt_ids`.
 
     Parameters
     ----------
     codec
         The tokenizer.
     text
-        What was said before, or names and spellings.
+        Text that precedes the recording, or names in their spelling.
     first_special
-        The first token that is no text.
+        The first special token.
 
     Raises
     ------
     InputError
-        The tokenizer lacks ``<|startofprev|>``, cannot encode the text, or makes a special token of a part of it.
+        The tokenizer lacks ``<|startofprev|>``, cannot encode the text, or finds a special token in it.
     """
     start, tokens = codec.encode_output(START_OF_PREVIOUS), codec.encode_output(" " + text.strip())
     if len(start) != 1:

@@ -18,7 +18,7 @@ __all__ = ["as_array", "check_batch", "check_ids", "finite_float32", "longest_so
 
 
 def longest_source(sizes: ModelSizes) -> str:
-    """Return the longest source of a model, as a phrase for error messages."""
+    """Return the length of a model's longest source, as a phrase for error messages."""
     if sizes.decoder_only:
         return f"the {sizes.max_source} that a prompt may have, since one of {sizes.max_target} is for a new token"
     return f"the model's {sizes.max_source} positions"
@@ -35,7 +35,7 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     Raises
     ------
     InputError
-        There are none, too many, or one outside the vocabulary.
+        There are no tokens, too many, or one outside the vocabulary.
     """
     if not len(tokens):
         raise InputError("no token ids; expected at least one")
@@ -130,19 +130,19 @@ def _check_mask(mask: Array, ids: Array, *, in_one_piece: bool) -> None:
 
 
 def as_array(name: str, value: Any) -> Array:
-    """Return ``value`` as an array. Raises InputError, which calls it ``name``, for rows of different lengths, and for
-    a tensor that numpy cannot read."""
+    """Return ``value`` as an array. Raises InputError, which calls it ``name``, if its rows have different lengths, or
+    if numpy cannot read it."""
     try:
         return np.asarray(value)
     except ValueError:
         raise InputError(f"{name} has rows of different lengths, expected [B, N]; pad them and mask that") from None
-    except Exception as error:  # a tensor of torch's that is on a GPU, or is trained
+    except Exception as error:  # a torch tensor on a GPU, or with a gradient
         raise InputError(f"{name} is {type(value).__name__}, expected an array ({first_line(error)})") from None
 
 
 def finite_float32(name: str, values: Array) -> npt.NDArray[np.float32]:
-    """Return floats as contiguous float32. Raises InputError for other numbers, and for those that are not finite
-    there."""
+    """Return floats as contiguous float32. Raises InputError for other types, and for values that are not finite in
+    float32."""
     if np.issubdtype(values.dtype, np.floating):
         with np.errstate(over="ignore"):
             found = np.ascontiguousarray(values, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the checkpoint's own tokenizer, without torch."""
+"""The checkpoint's own tokenizer: text to token ids and back, without torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class TextCodec(Protocol):
     """A tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a source text, special tokens included. Raises InputError."""
+        """Return the token ids of a source text, special tokens included. Raises InputError."""
         ...
 
     def encode_output(self, text: str) -> list[int]:
-        """Token ids of an output text, without special tokens. Raises InputError."""
+        """Return the token ids of an output text, without special tokens. Raises InputError."""
         ...
 
     def truncate(self, text: str, length: int) -> list[int]:
-        """Token ids of a source text, cut to ``length`` with the special tokens kept. Raises InputError."""
+        """Return the token ids of a source text, cut to ``length``, special tokens included. Raises InputError."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, without special tokens. Raises BundleError."""
+        """Return the text of token ids, without special tokens. Raises BundleError."""
         ...
 
 
@@ -44,7 +44,7 @@ def load_codec(bundle: Bundle) -> TextCodec | None:
     Returns
     -------
     TextCodec or None
-        None where the checkpoint has no tokenizer.
+        None if the checkpoint has no tokenizer.
 
     Raises
     ------

@@ -363,7 +363,7 @@ def test_checkpoints_of_patches_that_cannot_be_run(checkpoints: CheckpointCache,
     folder = checkpoints.copy(tmp_path / "c", PATCHES)
     before = (folder / "preprocessor_config.json").read_text()
     for name, value, expected in (
-        ("is_vqa", True, "is_vqa is true, a model whose question is drawn into the image with a font"),
+        ("is_vqa", True, "is_vqa is true: the question is drawn into the image with a font"),
         ("max_patches", 31, "max_patches is 31, config.json has rows and columns up to 30"),
         ("max_patches", "many", "max_patches is 'many', expected a whole number"),
         ("patch_size", {"height": 4}, "expected a height and a width in pixels"),
