@@ -61,7 +61,7 @@ def test_samples_that_join(bundles: BundleCache, device: str, kind: str) -> None
         asked = {**own, "max_new_tokens": int(generator.integers(3, 9)), "eos_token_id": [2, 17]}
         expected.append(cpu.generate([tokens], **asked))
         waiting.append(made.runner.sample(number, tokens, asked))
-    scheduler = made.runner.scheduler(3)
+    scheduler = made.runner.scheduler(3 * waiting[0].options.num_beams)
     while waiting or scheduler.active:
         if waiting and turns % 2 == 0:
             scheduler.add(waiting.pop(0))
