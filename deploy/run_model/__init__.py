@@ -1,1 +1,1 @@
-"""The runs of `run-model`: input files, the run on this machine, progress, output, and what a cut run goes on with."""
+"""The run of `run-model` on this machine: input files, progress, output, and resuming an interrupted run."""

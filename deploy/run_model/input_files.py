@@ -1,4 +1,4 @@
-"""Input of `run-model`: the lines of several files in their order, each with its place, and files of a wrong kind."""
+"""Input of `run-model`: the lines of several files in order, each with its place, and checks of the files' kind."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ __all__ = [
     "InputKind",
     "Place",
     "json_objects",
-    "sound_of_standard_input",
+    "recording_on_standard_input",
 ]
 
 STDIN = "-"
 HEAD = 10
-"""Lines at the beginning of a file that show its kind."""
+"""Number of lines at the beginning of a file by which its kind is checked."""
 CHUNK_BYTES = 1 << 20
 """Bytes read at a time to count lines."""
 
 
 @dataclass(frozen=True)
 class InputKind:
-    """Kind of the lines of a file.
+    """A kind of lines that a file may have.
 
     Attributes
     ----------
     line : str
         One line, as a phrase for errors.
     short : str
-        The same, for who is about to type one.
+        The same for a user who types lines.
     fix : str
-        Advice where a file holds something else.
+        Advice for a file that holds something else.
     readable : callable
-        Function of a line's text; raises InputError, or returns False, for a line of another kind.
+        Function of a line's text. It raises InputError, or returns False, for a line of another kind.
     errors : str
-        How bytes that are not UTF-8 are decoded, as of ``bytes.decode``.
+        Argument of ``bytes.decode`` for bytes that are not UTF-8.
     """
 
     line: str
@@ -103,19 +103,19 @@ IMAGE_NAMES = InputKind(
 
 
 def _is_input(name: str) -> bool:
-    """True for a file that is an input by itself, rather than lines."""
+    """True for a file that is one input rather than lines."""
     return is_audio(name) or is_image(name)
 
 
 def json_objects(field: str) -> InputKind:
-    """The kind of lines that are JSON objects with a source in ``field``."""
+    """Return the kind of lines that are JSON objects with a source in ``field``."""
     line = f"a JSON object with the field {field!r}"
     return InputKind(line, line, "leave --json-input out for text", lambda text: read_json_line(text, field))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Place of an input.
+    """The place of an input.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Place:
     number : int
         The line's number in its file, from 1.
     prefix : str
-        The place, as errors begin with it; empty for audio and images, which their own errors name.
+        The place as the beginning of errors; empty for audio and images, whose own errors name the file.
     """
 
     file: str
@@ -133,7 +133,7 @@ class Place:
 
 
 class _LinesOnDisk:
-    """The lines of a file, read when they are wanted. Raises OSError where the file cannot be read."""
+    """The lines of a file, read on demand. Raises OSError if the file cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -159,7 +159,7 @@ class _File:
     lines: Sequence[bytes] | _LinesOnDisk | None
     whole: bool = False
     is_input: bool = False
-    """True for an input by itself, rather than lines."""
+    """True for a file that is one input rather than lines."""
 
     @property
     def shown(self) -> str:
@@ -169,12 +169,12 @@ class _File:
 class InputFiles:
     """Lines of several files, in their order.
 
-    Iterate over the lines once. For each result, in the order of the lines, ``next_place`` returns its line's place.
+    Iterate over the lines once. For each result, in the order of the lines, call ``next_place`` for its line's place.
 
     Parameters
     ----------
     names : sequence of str
-        Names of files; ``-`` is standard input. The name of an audio or image file is an input by itself.
+        Names of files; ``-`` is standard input. An audio or image file is one input.
     document : bool
         Each file is one input, its lines joined by spaces.
 
@@ -193,38 +193,38 @@ class InputFiles:
 
     @property
     def count(self) -> int | None:
-        """Number of inputs; None where standard input is one of them."""
+        """Number of inputs; None if standard input is one of them."""
         known = [len(file.lines) for file in self._files if file.lines is not None]
         return sum(known) if len(known) == len(self._files) else None
 
     @property
     def audio(self) -> str | None:
-        """The first name of an audio file; None where there is none."""
+        """The name of the first audio file; None without audio files."""
         return next((file.name for file in self._files if is_audio(file.name)), None)
 
     @property
     def image(self) -> str | None:
-        """The first name of an image file; None where there is none."""
+        """The name of the first image file; None without image files."""
         return next((file.name for file in self._files if is_image(file.name)), None)
 
     def known_recordings(self) -> Iterator[str]:
-        """Names of the audio files, as the command line or a list of them has them; none of standard input."""
+        """Yield the names of audio files from the command line and from lists of names, except standard input's."""
         for file in self._files:
             for line in () if file.lines is None else file.lines:
                 if name := line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip():
                     yield name
 
     def take_binary_files(self) -> None:
-        """Take files that hold a zero byte in their first lines, which no list of names does, as inputs by themselves,
-        whatever they are called."""
+        """Take each file with a zero byte in its first lines as one input, whatever its name is, since a list of names
+        has no zero byte."""
         for place, file in enumerate(self._files):
             if file.lines is not None and any(b"\0" in line for line in islice(file.lines, HEAD)):
                 self._files[place] = _input(file.name)
 
     def check(self, kind: InputKind) -> None:
-        """Raise InputError for a file that is not of ``kind``, as its first ten lines show.
+        """Raise InputError for a file that is not of ``kind``, by its first ten lines.
 
-        A file is of another kind if none of them can be read, or if the first one is no text and one holds a zero
+        A file is of another kind if none of these lines can be read, or if the first is not text and one holds a zero
         byte. Standard input is checked while its first ten lines are read.
         """
         self._kind = kind
@@ -244,7 +244,7 @@ class InputFiles:
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
     def next_place(self) -> Place:
-        """The place of the oldest line whose place was not returned yet."""
+        """Return the place of the next line, in the order of the lines."""
         return self._places.popleft()
 
     def skip(self, count: int) -> tuple[Iterator[bytes], Place | None]:
@@ -258,14 +258,14 @@ class InputFiles:
         Returns
         -------
         lines : iterator of bytes
-            The lines behind them.
+            The lines after the skipped ones.
         place : Place or None
-            The place of the last skipped line; None where there is none.
+            The place of the last skipped line; None without skipped lines.
 
         Raises
         ------
         InputError
-            There are fewer lines.
+            There are fewer lines than ``count``.
         """
         lines, place = iter(self), None
         for skipped in range(count):
@@ -277,8 +277,8 @@ class InputFiles:
 
 
 @contextmanager
-def sound_of_standard_input(sources: Sequence[str]) -> Iterator[str]:
-    """The name of a file that holds the recording on standard input, while it is used."""
+def recording_on_standard_input(sources: Sequence[str]) -> Iterator[str]:
+    """Write the recording on standard input to a temporary file, and give its name."""
     if list(sources) != [STDIN]:
         raise InputError("--sound-input reads one recording from standard input; leave the files out")
     if sys.stdin is None or sys.stdin.isatty():
@@ -291,8 +291,10 @@ def sound_of_standard_input(sources: Sequence[str]) -> Iterator[str]:
 
 
 def _standard_input() -> Iterable[bytes]:
-    """The lines of standard input, by a reader of their own: a thread may still wait for a line when Python exits, and
-    Python cannot close the common reader then."""
+    """Return the lines of standard input, from a reader of its own.
+
+    A thread may still wait for a line when Python exits, and Python cannot close the common reader then.
+    """
     try:
         descriptor = os.dup(sys.stdin.fileno())
     except (OSError, ValueError):  # not a file

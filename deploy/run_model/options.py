@@ -1,4 +1,4 @@
-"""The part of a run's options that is the same on this machine and on a cluster."""
+"""The options of a run that are the same on this machine and on a cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RunOptions:
     ----------
     bundle : Path
     sources : sequence of str
-        Files, or on a cluster folders too; "-" is standard input.
+        Names of files, on a cluster also of folders; "-" is standard input.
     json_lines : bool
-        Results as JSON, in place of text.
+        Write results as JSON, in place of text.
     quiet : bool
-        Errors only.
+        Print errors only.
     engine, device, threads
         Arguments of `Runner.load`.
     """

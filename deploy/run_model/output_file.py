@@ -1,4 +1,4 @@
-"""The output of a run: checked before the model is loaded, opened once there is something to write."""
+"""The output of a run, which is checked before the model is loaded, and opened after that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 
 def check_output(output: str, force: bool, inputs: Sequence[str], *, option: str) -> None:
-    """Raise InputError for an output that cannot be written, or would be lost."""
+    """Raise InputError for an output that cannot be written, or whose content would be lost."""
     if output == STDOUT:
         if sys.stdout is None:
             raise InputError("standard output is closed, so the results would be lost; redirect it to a file")
@@ -44,16 +44,16 @@ def check_output(output: str, force: bool, inputs: Sequence[str], *, option: str
 
 
 def _status(source: str) -> os.stat_result | None:
-    """The status of an input; None where there is none, as its own error says later."""
+    """Return the status of an input; None if it has no status. A missing input is reported later."""
     try:
         return os.fstat(sys.stdin.fileno()) if source == STDIN else os.stat(source)
-    except (AttributeError, OSError, ValueError):  # no standard input, none that is a file, no such file
+    except (AttributeError, OSError, ValueError):  # standard input is closed or not a file, or the file is missing
         return None
 
 
 @contextmanager
 def open_output(output: str, written: WrittenResults | None) -> Iterator[TextIO]:
-    """The stream that results are written to, behind those that are kept."""
+    """Open the stream for results. With ``written`` it begins after these results."""
     if output == STDOUT:
         yield sys.stdout
         return

@@ -10,7 +10,7 @@ __all__ = ["progress_bar"]
 
 
 def progress_bar(hidden: bool) -> Progress:
-    """A progress bar on standard error, where that is a terminal."""
+    """Return a progress bar on standard error; it is hidden if that is not a terminal."""
     errors = console()
     return Progress(
         TextColumn("{task.description}"),

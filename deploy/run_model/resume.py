@@ -1,4 +1,4 @@
-"""Results that the output of a run that was cut holds: the next run goes on behind the last whole one."""
+"""Resuming an interrupted run: the complete results in its output, after which the next run goes on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class WrittenResults:
     Attributes
     ----------
     count : int
-        Whole results, errors among them.
+        Complete results, errors included.
     nbytes : int
-        Bytes of these. What follows is the beginning of one more.
+        Bytes of the complete results. The beginning of another result may follow.
     last_line : bytes
-        The last line of the last one; empty where there is none.
+        The last line of the last complete result; empty without results.
     """
 
     count: int = 0
@@ -31,34 +31,34 @@ class WrittenResults:
     last_line: bytes = b""
 
     def check(self, output: str, *, json_lines: bool, number: int, file: str | None) -> None:
-        """Raise InputError where the output was not written by a run like this one.
+        """Raise InputError if a run with other options or files wrote the output.
 
         Parameters
         ----------
         output : str
             The output's name.
         json_lines : bool
-            This run writes JSON lines.
+            Whether this run writes JSON lines.
         number, file
-            Those of the input that the last result should be of.
+            The line and the file of the input that the last result should belong to.
         """
         record = _record(self.last_line)
-        fix = "pass the options and files of the run that was cut, or another --output"
+        fix = "pass the options and files of the interrupted run, or another --output"
         if (record is not None) != json_lines:
             held = "JSON lines, and --json is missing" if record is not None else "no JSON lines, and --json is given"
             raise InputError(f"{output} holds {held}; {fix}")
         if record is not None and (record["line"], record.get("file")) != (number, file):
             place = f"line {number}" if file is None else f"{file}, line {number}"
-            raise InputError(f"the last result in {output} is not that of {place}; {fix}")
+            raise InputError(f"the last result in {output} does not belong to {place}; {fix}")
 
 
 def read_written(output: str, lines_each: int) -> WrittenResults:
-    """Read how far a run has come.
+    """Count the complete results in an output file.
 
     Parameters
     ----------
     output : str
-        Name of the output file. Where it is missing, nothing was written.
+        Name of the output file. If it is missing, nothing was written.
     lines_each : int
         Lines of one result.
 
@@ -85,7 +85,7 @@ def read_written(output: str, lines_each: int) -> WrittenResults:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The result that a line holds as JSON; None for text."""
+    """Parse a line as a result in JSON; return None for text."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

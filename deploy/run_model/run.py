@@ -32,7 +32,7 @@ from tightbeam.deploy.run_model.input_files import (
     TEXT,
     InputFiles,
     json_objects,
-    sound_of_standard_input,
+    recording_on_standard_input,
 )
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
@@ -54,9 +54,9 @@ class FileRun(RunOptions):
     output : str
         File of the results; "-" is standard output.
     resume : str or None
-        File with the results of a run that was cut, in place of ``output``.
+        File with the results of an interrupted run, in place of ``output``.
     force : bool
-        Replace what ``output`` holds.
+        Replace the content of ``output``.
     lines_are : LineFormat
     document : bool
         Each file is one input, in place of each line.
@@ -69,9 +69,9 @@ class FileRun(RunOptions):
     sound_input : bool
         Standard input is one recording.
     sound_file : str or None
-        The file that it was written to.
+        The file that the recording on standard input was written to.
     max_words : int or None
-        The most words of a subtitle; None for those of a segment.
+        The most words of a subtitle; None for all words of a segment.
     stream : bool
         Write subtitles as the windows of a recording are done.
     """
@@ -97,7 +97,7 @@ class FileRun(RunOptions):
 
     @property
     def option(self) -> str:
-        """The option that names it."""
+        """The option that names the target."""
         return "--output" if self.resume is None else "--resume"
 
 
@@ -107,7 +107,7 @@ def run_files(run: FileRun) -> int:
     Returns
     -------
     int
-        The exit code: 0, or 1 where an input could not be run; each is named.
+        The exit code: 0, or 1 if an input could not be run; each failed input is named.
 
     Raises
     ------
@@ -118,9 +118,9 @@ def run_files(run: FileRun) -> int:
     """
     _check(run)
     if run.sound_input:
-        with sound_of_standard_input(run.sources) as name:
+        with recording_on_standard_input(run.sources) as name:
             return run_files(replace(run, sources=[name], sound_input=False, sound_file=name))
-    if _is_typed(run) and run.document:  # it is read whole before the model is loaded
+    if _is_typed(run) and run.document:  # the text is read whole before the model is loaded
         say("note: reading one text from standard input; end with Ctrl-D")
     files = InputFiles(list(run.sources), document=run.document)
     start = time.perf_counter()
@@ -141,12 +141,12 @@ def _check(run: FileRun) -> None:
 
 
 def _is_typed(run: FileRun) -> bool:
-    """True where somebody types the input, and wants to know that it is read."""
+    """True if the input is typed, so that a note should say that it is read."""
     return STDIN in run.sources and sys.stdin is not None and sys.stdin.isatty() and not run.quiet
 
 
 class _Run:
-    """A run whose model is loaded. Raises InputError where the options are not for it."""
+    """A run with its model loaded. Raises InputError if the options do not fit the model."""
 
     def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
         self._run, self._files, self._runner = run, files, runner
@@ -186,7 +186,7 @@ class _Run:
         results = self._results(lines, first=written.count + 1)
         target = STDOUT if self._folder is not None else run.target
         opened = open_output(target, None if run.resume is None else written)
-        # Results are closed at once where writing fails: Python must not end while a thread runs the model.
+        # If writing fails, results are closed at once: Python must not end while a thread runs the model.
         with opened as sink, progress_bar(hidden) as progress, closing(results), self._shown:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
 
@@ -197,11 +197,11 @@ class _Run:
             self._on_transcribed = on_transcribed
             for result in results:
                 if isinstance(result, FoundSegments):
-                    with suppress(InputError):  # of a file, which is raised again with the result
+                    with suppress(InputError):  # an error of a file, which is raised again with the result
                         if run.stream:
                             self._show(sink, result.result, result.segments)
                     continue
-                self._runner.wait_for_weights()  # of changed weights every line would be an error
+                self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
                 if result.error is not None and run.sound_file is not None:
@@ -219,7 +219,7 @@ class _Run:
         return 1 if summary.failed else 0
 
     def _write(self, sink: TextIO, result: InputResult) -> None:
-        """Write a result in the format that was asked for; subtitles of several recordings, each to a file."""
+        """Write a result in the requested format. Subtitles of several recordings go to a file each."""
         run = self._run
         if run.subtitles is None:
             line = result.as_json() if run.json_lines else result.as_text()
@@ -234,7 +234,7 @@ class _Run:
         sink.flush()
 
     def _show(self, sink: TextIO, result: InputResult, segments: Sequence[TextSegment]) -> None:
-        """Write further subtitles of the recording whose turn it is. Raises InputError for a file that is taken."""
+        """Write further subtitles of the present recording. Raises InputError if its file is taken."""
         assert self._run.subtitles is not None
         if self._writer is None:
             self._file = sink
@@ -270,7 +270,7 @@ class _Run:
             self._folder.check(self._files.known_recordings())
 
     def _check_scoring(self) -> None:
-        """Raise InputError for what no line of text shows. Times of words need segments, and so timestamps."""
+        """Raise InputError for results that lines of text cannot show. Word times set ``return_timestamps``."""
         run, options = self._run, self._options
         if options.scoring is not None and not run.json_lines and not (options.aligned and run.subtitles):
             format_too = ", or --format srt or vtt" if options.aligned else " too"
@@ -282,7 +282,7 @@ class _Run:
             self._runner.options(**self._settings)
 
     def _check_kind(self) -> None:
-        """Raise InputError for options, or files, of another kind of model."""
+        """Raise InputError for options or files that are for another kind of model."""
         lines_are = self._run.lines_are
         text_only = lines_are.ids or lines_are.truncate or self._run.document
         runner, files = self._runner, self._files
@@ -305,7 +305,7 @@ class _Run:
             raise InputError(f"--max-rows {most} is less than the {beams} beams of one input; pass more")
 
     def _skip_written(self) -> tuple[WrittenResults, Iterable[bytes]]:
-        """The results that the output holds, and the inputs behind them."""
+        """Return the results that the output holds, and the inputs after them."""
         run, written = self._run, WrittenResults()
         if run.resume is not None:
             if run.lines_are.field is not None and not run.json_lines:
@@ -320,7 +320,7 @@ class _Run:
         return written, lines
 
     def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments]:
-        """The results of the inputs in order, each behind its segments."""
+        """Return the results of the inputs in order. The segments of a recording come before its result."""
         run, runner, model = self._run, self._runner, self._runner.model
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
@@ -345,8 +345,8 @@ class _Run:
         self._note(*(f"{about}{note}" for note in result.notes))
         if result.error is None and result.cut:
             whole = result.source_tokens + result.cut
-            kept = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"
-            self._note(f"{place}{kept}")
+            cut = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"
+            self._note(f"{place}{cut}")
         if not self._run.json_lines and (result.token_scores or result.alternatives):
             self._note(f"{place}the scores of its tokens are left out; pass --json to see them")
 

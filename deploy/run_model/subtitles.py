@@ -31,27 +31,27 @@ def subtitles(segments: Sequence[TextSegment], kind: str, max_words: int | None 
     Parameters
     ----------
     segments : sequence of TextSegment
-        In order; those without text are left out.
+        The segments in order. Segments without text are left out.
     kind : str
         One of `FORMATS`.
     max_words : int, optional
-        The most words of a subtitle, of segments that have words; by default all of a segment.
+        The most words of a subtitle, for segments that have words; by default all words of a segment.
 
     Returns
     -------
     str
-        The content of the file. Subtitles of words are shown from the first one's start to the last one's end.
+        The content of the file. A subtitle of words is shown from the first word's start to the last word's end.
     """
     return SubtitleWriter(kind, max_words).add(segments)
 
 
 class SubtitleWriter:
-    """Writes the segments of a recording as they are found. What it has returned so far is a file of subtitles.
+    """Writes the segments of a recording as they are found. The returned texts together are a file of subtitles.
 
     Parameters
     ----------
     kind, max_words
-        Those of `subtitles`.
+        Arguments of `subtitles`.
     """
 
     def __init__(self, kind: str, max_words: int | None = None) -> None:
@@ -59,7 +59,7 @@ class SubtitleWriter:
         self._count, self._begun = 0, False
 
     def add(self, segments: Sequence[TextSegment]) -> str:
-        """Return what further segments add to the file; at first with its beginning, also without segments."""
+        """Return the text that further segments add to the file. The first call adds the file's beginning."""
         parts = ["WEBVTT\n"] if self._kind == "vtt" and not self._begun else []
         self._begun = True
         for cue in (cue for part in segments for cue in _cues(part, self._max_words) if cue.text):
@@ -95,16 +95,16 @@ def _time(seconds: float, point: str) -> str:
 
 
 class SubtitleFolder:
-    """A folder that gets a file for each recording, called as the recording is.
+    """A folder with a file of subtitles for each recording, named after it.
 
     Parameters
     ----------
     folder : str
-        Made where it is not there.
+        The folder, made if it is missing.
     kind : str
         One of `FORMATS`.
     force : bool
-        Replace files.
+        Replace existing files.
 
     Raises
     ------
@@ -122,7 +122,7 @@ class SubtitleFolder:
             raise InputError(f"cannot make the folder {folder}: {reason}; pass another --output") from None
 
     def check(self, recordings: Iterable[str]) -> None:
-        """Raise InputError, before hours of work, where two of ``recordings`` have one file, or a file is there."""
+        """Raise InputError, before hours of work, if two recordings have the same file, or a file exists."""
         owners: dict[Path, str] = {}
         for recording in recordings:
             path = self._path(recording)
@@ -132,7 +132,7 @@ class SubtitleFolder:
             owners[path] = recording
 
     def open(self, recording: str) -> TextIO:
-        """Open the file of a recording. Raises InputError for a file that would be lost."""
+        """Open the file of a recording. Raises InputError if the content of a file would be lost."""
         path = self._path(recording)
         if path in self._written:
             raise InputError(_shared(path, f"{recording} and another recording"))

@@ -20,7 +20,7 @@ class RunSummary:
     Attributes
     ----------
     unit : str
-        One input, as a word: "line", "file" or "document".
+        The word for one input: "line", "file" or "document".
     load_seconds : float
         Seconds that loading the model took.
     inputs : int
@@ -28,7 +28,7 @@ class RunSummary:
     failed : int
         Inputs with an error.
     tokens : int
-        Tokens generated for them, in all sequences returned, without start token and prompt.
+        Tokens generated for all inputs, in all returned sequences, without start token and prompt.
     sound_seconds : float
         Seconds of sound that were transcribed.
     """
@@ -53,27 +53,27 @@ class RunSummary:
         return max(time.perf_counter() - self.started, 1e-9)
 
     def rates(self) -> str:
-        """Inputs and tokens a second, up to the present moment."""
+        """Return inputs and tokens a second, up to the present moment."""
         seconds = self.seconds
         rates = f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
         return f"{rates}, real-time factor {seconds / self.sound_seconds:.2g}" if self.sound_seconds else rates
 
     def counts(self) -> str:
-        """Inputs, tokens and seconds, up to the present moment."""
+        """Return inputs, tokens and seconds, up to the present moment."""
         counted_inputs, tokens = counted(self.inputs, self.unit), counted(self.tokens, "token")
         sound = f", {_number(self.sound_seconds)} s of sound" if self.sound_seconds else ""
         return f"{counted_inputs}, {tokens}{sound} in {_number(self.seconds)} s: {self.rates()}"
 
     def text(self) -> str:
-        """One line, up to the present moment."""
+        """Return the summary in one line, up to the present moment."""
         peak = peak_memory_bytes()
         memory = f"; {peak / 1e6:,.0f} MB at most" if peak else ""
         return f"{self.counts()}{memory}; model loaded in {_number(self.load_seconds)} s"
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident memory of this process so far; 0 where the system does not tell."""
-    try:  # Linux: ru_maxrss may be that of the process that started this one
+    """Return the largest resident memory of this process so far; 0 if the system does not report it."""
+    try:  # Linux: ru_maxrss may count the process that started this one
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -87,7 +87,7 @@ def peak_memory_bytes() -> int:
 
 
 def _number(value: float) -> str:
-    """Two or three digits that matter: 0.36, 2.4, 234, 1,234."""
+    """Write a number with two or three significant digits: 0.36, 2.4, 234, 1,234."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"

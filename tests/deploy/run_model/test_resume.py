@@ -71,7 +71,7 @@ def test_outputs_of_other_runs_are_refused(bundle: Path, texts: Path, tmp_path: 
     before = output.read_bytes()
     resume = (bundle, texts, "--resume", output, *ARGUMENTS)
     call(*resume).failed("holds JSON lines, and --json is missing")
-    call(bundle, texts, texts, "--json", "--resume", output, *ARGUMENTS).failed("is not that of", "line 7")
+    call(bundle, texts, texts, "--json", "--resume", output, *ARGUMENTS).failed("does not belong to", "line 7")
     call(*resume, "--json", "--force").failed("leave --output and --force out")
     call(bundle, texts, "--resume", "-", *ARGUMENTS).failed("--resume - is standard output", "name the file")
     texts.write_bytes(b"a town\n")
