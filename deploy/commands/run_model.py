@@ -417,7 +417,7 @@ def run_model(
                     output=output,
                     resume=resume,
                     force=force,
-                    lines_are=LineFormat(ids=ids, field=json_input, truncate=truncate),
+                    line_format=LineFormat(ids=ids, field=json_input, truncate=truncate),
                     document=document,
                     settings=given,
                     batch_size=batch_size,

@@ -21,13 +21,13 @@ from tightbeam.deploy.text.token_ids import as_array
 __all__ = [
     "Source",
     "as_samples",
+    "audio_blocks",
     "audio_fault",
     "cut",
     "is_audio",
     "read_audio",
     "read_blocks",
     "resampled",
-    "sound_blocks",
     "windows",
 ]
 
@@ -119,7 +119,7 @@ def read_blocks(
         raise InputError(f"{name} cannot be read as audio ({reason.rstrip('.')}); {EXPECTED}") from None
 
 
-def sound_blocks(
+def audio_blocks(
     source: str | bytes | Samples,
     rate_hz: int,
     *,

@@ -21,12 +21,12 @@ __all__ = ["LineFormat", "parse_ids", "run_lines"]
 
 @dataclass(frozen=True)
 class LineFormat:
-    """Content of a line.
+    """The content of the lines of a file.
 
     Attributes
     ----------
     ids : bool
-        A JSON list of token ids, in place of text.
+        A line is a JSON list of token ids, in place of text.
     field : str or None
         The field that holds the text, or the token ids, of a line that is a JSON object. The other fields are settings.
         None for lines that are not JSON objects.
@@ -45,7 +45,7 @@ class LineFormat:
 def run_lines(
     model: Model,
     lines: Iterable[bytes],
-    lines_are: LineFormat = LineFormat(),
+    line_format: LineFormat = LineFormat(),
     *,
     batch_size: int = 8,
     max_rows: int | None = None,
@@ -61,7 +61,7 @@ def run_lines(
         The loaded model.
     lines
         UTF-8 lines.
-    lines_are
+    line_format
         Their content.
     batch_size
         The most lines that run together, with the number of beams in ``settings``.
@@ -90,10 +90,10 @@ def run_lines(
     """
     settings = settings or {}
     options = model.settings.options(**settings)
-    if not lines_are.ids:
+    if not line_format.ids:
         model.text.require_tokenizer()
     most = max_rows or batch_size * options.num_beams
-    reader = _Reader(model, lines_are, settings, most, options.num_return_sequences)
+    reader = _Reader(model, line_format, settings, most, options.num_return_sequences)
     reader.check(settings)
     for done in finished(run_inputs(model, map(reader.read, _numbered(lines, first)), max_rows=most, typed=typed)):
         yield done.result

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import Source, sound_blocks
+from tightbeam.deploy.inputs.audio_files import Source, audio_blocks
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.result import InputResult
@@ -72,7 +72,7 @@ class RecordingReader(SourceReader):
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         recordings = self._recordings
-        blocks = sound_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
+        blocks = audio_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
         samples = _StoredSamples(blocks, in_memory=recordings.longest)
         result.seconds = samples.count / recordings.sampling_rate_hz
         with _named(result.source):

@@ -23,7 +23,7 @@ from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
-from tightbeam.deploy.inputs.audio_files import Source, cut, sound_blocks
+from tightbeam.deploy.inputs.audio_files import Source, audio_blocks, cut
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
@@ -238,7 +238,7 @@ class WindowReader(SourceReader):
     def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[StoredFeatures]:
         """Return the whole recording, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
-        blocks = sound_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
+        blocks = audio_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
             return [StoredFeatures(log_mel, blocks)]
         parts = cut(blocks, log_mel.samples)

@@ -84,5 +84,5 @@ def run_rows(
         The GPU failed, so no other row can run.
     """
     how: dict[str, Any] = {"batch_size": settings.batch_size, "max_rows": settings.max_rows, "first": first}
-    lines_are = LineFormat(settings.ids, name, settings.truncate, settings.field)
-    return list(run_lines(model, lines, lines_are, settings=settings.generation, **how))
+    line_format = LineFormat(settings.ids, name, settings.truncate, settings.field)
+    return list(run_lines(model, lines, line_format, settings=settings.generation, **how))

@@ -57,7 +57,7 @@ class FileRun(RunOptions):
         File with the results of an interrupted run, in place of ``output``.
     force : bool
         Replace the content of ``output``.
-    lines_are : LineFormat
+    line_format : LineFormat
     document : bool
         Each file is one input, in place of each line.
     settings : mapping
@@ -68,7 +68,7 @@ class FileRun(RunOptions):
         Format of subtitles, in place of text.
     sound_input : bool
         Standard input is one recording.
-    sound_file : str or None
+    recording_file : str or None
         The file that the recording on standard input was written to.
     max_words : int or None
         The most words of a subtitle; None for all words of a segment.
@@ -79,14 +79,14 @@ class FileRun(RunOptions):
     output: str
     resume: str | None
     force: bool
-    lines_are: LineFormat
+    line_format: LineFormat
     document: bool
     settings: Mapping[str, Any]
     batch_size: int | None
     max_rows: int | None
     subtitles: str | None
     sound_input: bool
-    sound_file: str | None = None
+    recording_file: str | None = None
     max_words: int | None = None
     stream: bool = False
 
@@ -119,7 +119,7 @@ def run_files(run: FileRun) -> int:
     _check(run)
     if run.sound_input:
         with recording_on_standard_input(run.sources) as name:
-            return run_files(replace(run, sources=[name], sound_input=False, sound_file=name))
+            return run_files(replace(run, sources=[name], sound_input=False, recording_file=name))
     if _is_typed(run) and run.document:  # the text is read whole before the model is loaded
         say("note: reading one text from standard input; end with Ctrl-D")
     files = InputFiles(list(run.sources), document=run.document)
@@ -154,7 +154,7 @@ class _Run:
         self._writer: SubtitleWriter | None = None
         self._check_kind()
         whole = runner.is_speech or runner.reads_images
-        if whole and run.lines_are.field is None:
+        if whole and run.line_format.field is None:
             files.take_binary_files()
         self._settings, notes = remove_settings_without_effect(
             dict(run.settings), speech=runner.has_windows, defaults=runner.manifest.generation
@@ -163,13 +163,13 @@ class _Run:
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
         self._check_scoring()
-        if not whole and not run.lines_are.ids:
+        if not whole and not run.line_format.ids:
             runner.model.text.require_tokenizer()
-        kind = IDS if run.lines_are.ids else TEXT
+        kind = IDS if run.line_format.ids else TEXT
         if whole:
             kind = AUDIO_NAMES if runner.is_speech else IMAGE_NAMES
-        if run.lines_are.field is not None:
-            kind = json_objects(run.lines_are.field)
+        if run.line_format.field is not None:
+            kind = json_objects(run.line_format.field)
         files.check(kind)
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
@@ -191,7 +191,7 @@ class _Run:
             bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
 
             def on_transcribed(seconds: float) -> None:
-                summary.sound_seconds += seconds
+                summary.audio_seconds += seconds
                 progress.update(bar, rates=summary.rates())
 
             self._on_transcribed = on_transcribed
@@ -204,13 +204,13 @@ class _Run:
                 self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
                 place = files.next_place()
                 result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
-                if result.error is not None and run.sound_file is not None:
-                    result.error = result.error.replace(run.sound_file, "standard input")
+                if result.error is not None and run.recording_file is not None:
+                    result.error = result.error.replace(run.recording_file, "standard input")
                 self._write(sink, result)
                 self._report(result, place.prefix)
                 summary.add(result)
                 if result.segments is None and result.error is None:  # others were counted window by window
-                    summary.sound_seconds += result.seconds
+                    summary.audio_seconds += result.seconds
                 progress.update(bar, advance=1, rates=summary.rates())
         if not run.quiet:
             say(summary.text())
@@ -255,7 +255,7 @@ class _Run:
             raise InputError(f"--format {run.subtitles} needs timestamps, which this model does not make; leave it out")
         if not self._runner.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
-        if run.resume is not None or run.json_lines or run.lines_are.field is not None:
+        if run.resume is not None or run.json_lines or run.line_format.field is not None:
             raise InputError(
                 f"--format {run.subtitles} does not go with --resume, --json or --json-input; leave one out"
             )
@@ -283,15 +283,15 @@ class _Run:
 
     def _check_kind(self) -> None:
         """Raise InputError for options or files that are for another kind of model."""
-        lines_are = self._run.lines_are
-        text_only = lines_are.ids or lines_are.truncate or self._run.document
+        line_format = self._run.line_format
+        text_only = line_format.ids or line_format.truncate or self._run.document
         runner, files = self._runner, self._files
         self._kind = kind = (
             "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
         )
         if text_only and (runner.is_speech or runner.reads_images):
             raise InputError(f"--ids, --truncate and --document are for text, this is {kind}; leave them out")
-        if not runner.is_speech and self._run.sound_file is not None:
+        if not runner.is_speech and self._run.recording_file is not None:
             raise InputError(f"--sound-input is for speech models, this is {kind}; leave it out")
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
         if not runner.is_speech and files.audio is not None:
@@ -308,7 +308,7 @@ class _Run:
         """Return the results that the output holds, and the inputs after them."""
         run, written = self._run, WrittenResults()
         if run.resume is not None:
-            if run.lines_are.field is not None and not run.json_lines:
+            if run.line_format.field is not None and not run.json_lines:
                 raise InputError("--resume with --json-input needs --json: lines may have several texts each")
             one_line = run.json_lines or self._runner.has_windows
             written = read_written(run.resume, 1 if one_line else self._options.num_return_sequences)
@@ -325,7 +325,7 @@ class _Run:
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
         names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
-        files = names if run.lines_are.field is None else file_lines(names, run.lines_are.field)
+        files = names if run.line_format.field is None else file_lines(names, run.line_format.field)
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
         if runner.has_windows:
             windows = run_windows(model, files, on_transcribed=lambda seconds: self._on_transcribed(seconds), **how)
@@ -333,11 +333,11 @@ class _Run:
         if runner.is_speech or runner.reads_images:
             done = (run_recordings if runner.is_speech else run_images)(model, files, **how)
             return (each.result for each in done)
-        return (result for result in run_lines(model, lines, run.lines_are, max_rows=run.max_rows, first=first, **how))
+        return run_lines(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
 
     def _report(self, result: InputResult, place: str) -> None:
         """Print the error of a result, or its notes."""
-        file = "standard input" if self._run.sound_file is not None else result.source
+        file = "standard input" if self._run.recording_file is not None else result.source
         about = place or (f"{file}: " if file else "")
         if result.error is not None:
             named_already = not place and (not file or file in result.error)

@@ -29,8 +29,8 @@ class RunSummary:
         Inputs with an error.
     tokens : int
         Tokens generated for all inputs, in all returned sequences, without start token and prompt.
-    sound_seconds : float
-        Seconds of sound that were transcribed.
+    audio_seconds : float
+        Seconds of audio that were transcribed.
     """
 
     unit: str
@@ -38,7 +38,7 @@ class RunSummary:
     inputs: int = 0
     failed: int = 0
     tokens: int = 0
-    sound_seconds: float = 0.0
+    audio_seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, result: InputResult) -> None:
@@ -56,13 +56,13 @@ class RunSummary:
         """Return inputs and tokens a second, up to the present moment."""
         seconds = self.seconds
         rates = f"{_number(self.inputs / seconds)} {self.unit}s/s, {_number(self.tokens / seconds)} tokens/s"
-        return f"{rates}, real-time factor {seconds / self.sound_seconds:.2g}" if self.sound_seconds else rates
+        return f"{rates}, real-time factor {seconds / self.audio_seconds:.2g}" if self.audio_seconds else rates
 
     def counts(self) -> str:
         """Return inputs, tokens and seconds, up to the present moment."""
         counted_inputs, tokens = counted(self.inputs, self.unit), counted(self.tokens, "token")
-        sound = f", {_number(self.sound_seconds)} s of sound" if self.sound_seconds else ""
-        return f"{counted_inputs}, {tokens}{sound} in {_number(self.seconds)} s: {self.rates()}"
+        audio = f", {_number(self.audio_seconds)} s of sound" if self.audio_seconds else ""
+        return f"{counted_inputs}, {tokens}{audio} in {_number(self.seconds)} s: {self.rates()}"
 
     def text(self) -> str:
         """Return the summary in one line, up to the present moment."""

@@ -24,7 +24,7 @@ from tightbeam.deploy.inputs.windows import run_windows as _run_windows
 def run_lines(
     runner: Runner,
     lines: Iterable[bytes],
-    lines_are: LineFormat | None = None,
+    line_format: LineFormat | None = None,
     *,
     batch_size: int = 8,
     max_rows: int | None = None,
@@ -33,7 +33,7 @@ def run_lines(
     **settings: Any,
 ) -> Generator[InputResult, None, None]:
     how: dict[str, Any] = {"batch_size": batch_size, "max_rows": max_rows, "typed": typed, "first": first}
-    return _run_lines(runner.model, lines, lines_are or LineFormat(), settings=settings, **how)
+    return _run_lines(runner.model, lines, line_format or LineFormat(), settings=settings, **how)
 
 
 def run_windows(
