@@ -1,4 +1,4 @@
-"""The runner: a loaded bundle that turns token ids, text or audio into generated sequences. Also a command.
+"""The runner: a loaded bundle that generates from token ids, text, audio or images. Also a command.
 
 python deploy/runner.py BUNDLE article.txt --num-beams 4
 """
@@ -413,13 +413,13 @@ class Runner:
         Returns
         -------
         list of Output
-            One for each input: texts, token ids and scores of its sequences, best first, and what is asked for of their
-            tokens.
+            One for each input: texts, token ids and scores of its sequences, best first, with the scores and
+            alternatives of their tokens if these are asked for.
 
         Raises
         ------
         GenerationError, InputError, BundleError
-            Those of `generate_text`.
+            The errors of `generate_text`, except that settings may ask for more than texts.
         """
         return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
 
@@ -436,7 +436,7 @@ class Runner:
         Parameters
         ----------
         input_features : float32 [B, mels, frames] or [B, X, ...]
-            Log-mel features of whole windows, as `LogMel.features` makes them; or those of whole recordings, of
+            Log-mel features of whole windows from `LogMel.features`, or features of whole recordings from
             `Recordings.features`, padded on the right.
         attention_mask : integers [B, X], optional
             1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. For windows

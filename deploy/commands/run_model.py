@@ -116,7 +116,8 @@ def run_model(
         ),
     ] = False,
     sound_input: Annotated[
-        bool, typer.Option("--sound-input", help="Standard input is one recording, in place of names; Whisper only.")
+        bool,
+        typer.Option("--sound-input", help="Standard input is one recording, in place of names; speech models only."),
     ] = False,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
@@ -452,7 +453,7 @@ def _errors_in_one_line(front_end: FrontEnd) -> Iterator[None]:
 
 
 def _checked_format(given: str | None, *, json_lines: bool) -> str:
-    """Return the format of the results. Raises InputError for an unknown one, and for two."""
+    """Return the format of the results. Raises InputError if it is unknown, or differs from --json."""
     if given not in (None, "text", "json", *FORMATS):
         raise InputError(f"--format {given} is unknown; pass text, json, srt or vtt")
     if json_lines and given not in (None, "json"):

@@ -162,7 +162,7 @@ class JoiningBatch(Batch):
 
     def advance(self) -> None:
         super().advance()
-        if not len(self):  # the search leaves the last samples where they are
+        if not len(self):  # the search does not remove the last samples
             left = len(self.decoding.inputs["lengths"])
             self._stepper.compact(Compaction.of(np.ones(left, np.bool_)))
 
