@@ -6,11 +6,11 @@
     backend/           in Triton's process: requests to the worker (dispatcher.py), which worker_process.py starts and
                        stops; its events to responses (responses.py) and metrics (metrics.py)
     worker/            a process of its own, which holds the model: requests.py checks each request, in threads of
-                       parsing.py where it has files; running.py runs them together; watchdog.py has the server reload
-                       the model when the backend is killed
+                       parsing.py if it has files; running.py runs them together; watchdog.py asks the server to reload
+                       the model if the backend is killed
     protocol/          shared by these: names of inputs and outputs (tensors.py), of files and parameters
                        (parameters.py), and the messages between backend and worker (messages.py)
 
 Triton's Python backend does not restart a process that ended. So everything that can end a process (the model with its
-memory and its native code) is in the worker, which the backend restarts; only the requests that it ran are lost.
+memory and its native code) is in the worker. The backend restarts the worker, and sends it the requests again.
 """

@@ -16,7 +16,7 @@ class TritonPythonModel:
     """The class that the Python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the bundle beside this file."""
+        """Load the bundle in this file's folder."""
         self._backend = Backend(args, pb_utils)
 
     def execute(self, requests: list[Any]) -> None:

@@ -1,8 +1,8 @@
-"""The backend: reads Triton's requests, for the worker that runs them, and returns before they are run.
+"""The backend: it reads Triton's requests, sends them to the worker that runs them, and returns before they are run.
 
 It runs in the process that Triton's Python backend starts, and takes Triton's module ``triton_python_backend_utils`` as
 an argument. A response is sent through its request's response sender, from another thread than Triton's. So requests
-may come while others run, and each is answered on its own.
+may come while others run, and each gets its own response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARM_UP_PARAMETERS = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0
 """Parameters of the warm-up request. Triton sends it without any, and a checkpoint's defaults may generate thousands of
 tokens."""
 REGION = "triton_python_backend_shm_region"
-"""Prefix of the name of the shared memory, which is among the arguments of the backend's process."""
+"""Prefix of the shared memory's name, which is one of the arguments of the backend's process."""
 
 
 class Backend:
@@ -43,7 +43,7 @@ class Backend:
     Raises
     ------
     TritonModelException
-        Triton's own class; the model cannot be loaded.
+        The model cannot be loaded. This is Triton's own class.
     """
 
     def __init__(self, arguments: dict[str, str], triton: Any) -> None:
@@ -60,7 +60,7 @@ class Backend:
         self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Send requests to the worker. It waits while a batch of them has not been started."""
+        """Send requests to the worker. Waits if a whole batch of requests waits there already."""
         responders = [Responder(request, self._triton, stream=self._stream) for request in requests]
         self._dispatcher.submit(responders, self._warm_up if self._cold else lambda request: request)
         self._cold = False  # the warm-up request comes before any client's
@@ -95,6 +95,6 @@ def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool
 
 
 def _region() -> str:
-    """The name of the memory that this process shares with the server; empty where its arguments lack one."""
+    """Return the name of the memory that this process shares with the server; empty if its arguments lack one."""
     arguments = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     return next((argument for argument in arguments if argument.startswith(REGION)), "")

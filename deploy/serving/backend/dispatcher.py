@@ -1,7 +1,7 @@
-"""The requests that a backend has with its worker: sent, cancelled, answered, and sent again where the worker ends.
+"""The open requests of a backend: sent to the worker, cancelled, answered, and sent again if the worker ends.
 
-Triton's thread submits requests. One thread sends them, looks for cancellations and updates the metrics; another one
-takes the worker's events, sends the responses, and restarts the worker.
+Triton's thread submits requests. A second thread sends them, looks for cancellations and updates the metrics. A third
+one takes the worker's events, sends the responses, and restarts the worker.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, R
 __all__ = ["Dispatcher"]
 
 CANCEL_POLL_SECONDS = 0.005
-"""Least time between two checks for cancelled requests."""
+"""Shortest time between two checks for cancelled requests."""
 CANCEL_POLL_SHARE = 0.02
 """Largest share of the time that these checks may take."""
 METRICS_SECONDS = 0.5
 """Time between two updates of the metrics, while requests run."""
 MOST_ENDS = 2
-"""Ends of the worker with which a request that was running fails: the first may be its neighbour's fault."""
+"""A request fails if the worker has ended this often while it ran: once may be its neighbour's fault."""
 AGAIN = "send the request again"
 
 
@@ -54,7 +54,7 @@ class Dispatcher:
     worker
         The worker, which runs.
     most_waiting
-        Rows that wait in the worker, at most; `submit` waits before it sends more.
+        The most rows that wait in the worker; `submit` waits before it sends more.
     add_metrics
         Function that takes the work that was done, the number of requests of each outcome, and restarts.
     """
@@ -67,7 +67,7 @@ class Dispatcher:
         self._open: dict[int, _Open] = {}
         self._numbers = 0
         self._up, self._closing = True, False
-        self._starts = 0  # of the worker; requests are sent to the one that they were meant for
+        self._starts = 0  # of the worker; a request is sent once to each
         self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
         self._messages: queue.SimpleQueue[Requests | None] = queue.SimpleQueue()
         self._sending = threading.Lock()  # held while the pipe is written to, or replaced
@@ -122,7 +122,7 @@ class Dispatcher:
         return sum(each.responder.size for each in self._open.values() if not each.started)
 
     def _ensure_worker(self) -> None:
-        """Start the worker where it could not be restarted before."""
+        """Start the worker if it could not be restarted before."""
         if not self._up:
             self._receiver.join()  # it starts no worker any more
             if self._restart():
@@ -220,7 +220,7 @@ class Dispatcher:
             self._close(event.number)
 
     def _recover(self, reason: str) -> None:
-        """Restart a worker that has ended, and send its requests again, those that were running alone."""
+        """Restart a worker that has ended, and send its requests again. Requests that were running then run alone."""
         with self._changed:
             # A file that ends a decoder would end every worker, so its request is not sent again.
             self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read a file")
@@ -233,7 +233,7 @@ class Dispatcher:
     # Any of these threads
 
     def _restart(self) -> bool:
-        """Start the worker again, and send it the open requests. Returns False, and fails them, where it cannot be."""
+        """Start the worker again, and send it the open requests. If it cannot start, fail them and return False."""
         with self._sending:
             try:
                 self._worker.start()

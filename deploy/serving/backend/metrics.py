@@ -1,4 +1,4 @@
-"""Metrics of a model for Prometheus, beside Triton's own (queue, requests, failures). Rates are taken of counters."""
+"""Metrics of a model for Prometheus, in addition to Triton's own (queue, requests, failures)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Metrics:
         self._seconds = 0.0  # of work since sequences ended
         kinds = {name: triton.MetricFamily.COUNTER for name in COUNTERS}
         kinds |= {name: triton.MetricFamily.GAUGE for name in GAUGES}
-        self._families = {  # kept, since a metric needs its family
+        self._families = {  # held as long as the metrics, which need them
             name: triton.MetricFamily(name=name, description=text, kind=kinds[name])
             for name, text in (COUNTERS | GAUGES).items()
         }

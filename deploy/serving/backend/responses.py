@@ -72,7 +72,7 @@ class Responder:
         return self.outcome is None
 
     def read(self, number: int) -> Request | None:
-        """Read the request for the worker. Where it cannot be read, send the error and return None."""
+        """Read the request for the worker. If it cannot be read, send the error and return None."""
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
             if any(0 in array.strides and array.size > 1 for array in inputs.values()):
@@ -92,7 +92,7 @@ class Responder:
         return True
 
     def add(self, event: Event) -> None:
-        """Send the worker's event, or keep it until all rows are finished. If Triton cannot take it, send an error."""
+        """Send the worker's event, or hold it until all rows are finished. If Triton cannot take it, send an error."""
         if not self.open:
             return  # cancelled
         try:
@@ -146,7 +146,7 @@ class Responder:
 
 
 def _part(event: Token | FoundSegment) -> Output:
-    """The output of a response that precedes the last one of its row."""
+    """Return the output of a response that precedes the last one of its row."""
     if isinstance(event, Token):
         return Output([[event.token]], None, [event.text])
     return Output([event.segment.tokens], None, [event.text], segments=[event.segment])
@@ -165,10 +165,10 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     Returns
     -------
     dict
-        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and where a row has no score; OUTPUT_IDS
-        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; where they were asked for
+        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and if a row has no score; OUTPUT_IDS
+        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
-        and where a row has segments or pages SEGMENTS or PAGES bytes [b, 1].
+        and SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages.
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
@@ -190,7 +190,7 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
 
 
 def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, Array]:
-    """Tensors of the outputs' facts about single tokens, if any, for OUTPUT_IDS of a ``shape`` [b, S, T]."""
+    """Return the tensors with scores of single tokens, if any, for OUTPUT_IDS of a ``shape`` [b, S, T]."""
     found: dict[str, Array] = {}
     if outputs[0].token_scores is not None:
         found[TOKEN_SCORES] = np.zeros(shape, np.float32)

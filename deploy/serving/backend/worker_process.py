@@ -18,7 +18,7 @@ from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Re
 __all__ = ["WorkerError", "WorkerProcess"]
 
 SHUTDOWN_SECONDS = 5.0
-"""Time for the worker to exit before it is killed, also where it does not read, or still loads the model."""
+"""Time for the worker to exit before it is killed, even if it does not read, or still loads the model."""
 
 
 class WorkerError(RuntimeError):
@@ -46,7 +46,7 @@ class WorkerProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the process, and wait until the model is loaded. Raises WorkerError where it cannot be."""
+        """Start the process, and wait until the model is loaded. Raises WorkerError if it cannot be loaded."""
         ours, theirs = socketpair()
         with ours, theirs, self._changing:
             if self._stopping:
@@ -74,7 +74,7 @@ class WorkerProcess:
     def stopping(self) -> Iterator[None]:
         """Context in which the process has `SHUTDOWN_SECONDS` to end before it is killed; it is not started again.
 
-        The kill ends what other threads wait for: a message that the process does not read, or its start.
+        The kill releases threads that wait for the process to read a message, or to start.
         """
         with self._changing:
             self._stopping = True
@@ -94,14 +94,14 @@ class WorkerProcess:
         self._pipe.close()
 
     def send(self, message: Requests | Cancel | Shutdown) -> None:
-        """Send a message; it waits where the worker does not read. Raises WorkerError where the process has ended."""
+        """Send a message, and wait if the worker does not read. Raises WorkerError if the process has ended."""
         try:
             self._pipe.send(message)
         except OSError:
             raise self._lost() from None
 
     def receive(self) -> Report:
-        """Wait for a message. Raises WorkerError where the process has ended."""
+        """Wait for a message. Raises WorkerError if the process has ended."""
         message = self._receive()
         assert isinstance(message, Report)
         return message
@@ -114,7 +114,7 @@ class WorkerProcess:
         return message
 
     def _lost(self) -> WorkerError:
-        """The error for a process that has ended."""
+        """Return the error for a process that has ended."""
         try:
             code = self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -126,7 +126,7 @@ class WorkerProcess:
 
 
 def _signal_name(number: int) -> str:
-    """The name of a signal, or its number where it has none (a real-time signal)."""
+    """Return the name of a signal, or its number if it has no name (a real-time signal)."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -134,5 +134,5 @@ def _signal_name(number: int) -> str:
 
 
 def threads_per_worker(instances: int) -> int | None:
-    """Threads for each of ``instances`` workers; None for all cores."""
+    """Return the threads for each of ``instances`` workers; None for all cores."""
     return None if instances <= 1 else max(1, allowed_cores() // instances)

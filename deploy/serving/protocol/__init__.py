@@ -1,1 +1,1 @@
-"""Names and messages that the parts of serving share."""
+"""Names and messages that the backend, the worker and the repository share."""

@@ -1,9 +1,9 @@
 """Messages between Triton's Python backend and the worker, pickled, over a pipe that only these two processes hold.
 
 backend -> worker    Requests, Cancel, Shutdown
-worker -> backend    Ready or Failed, once the model is loaded or cannot be; then Reports, with events of the requests:
-                     Reading, Started, Token and FoundSegment, as many as there are; for each row a Row, or for the
-                     whole request a Refused
+worker -> backend    Ready once the model is loaded, or Failed; then Reports with events of the requests: any number of
+                     Reading, Started, Token and FoundSegment; at the end a Row for each row, or a Refused for the
+                     whole request
 """
 
 from __future__ import annotations
@@ -96,15 +96,16 @@ class Request:
     Attributes
     ----------
     number : int
-        No other request of the worker has it.
+        Unique among the worker's requests.
     inputs : dict
         Arrays [b, ...] by Triton's input names.
     parameters : str
         A JSON object.
     alone : bool
-        Run each of its samples in a batch of its own, since the worker ended while it ran before.
+        Run each of its samples in a batch of its own, because a worker ended while it ran.
     entropy : bytes
-        For draws without a seed, which are the same where the request is sent again: some of its tokens may be out.
+        The randomness of draws without a seed. A request that is sent again draws the same, because some of its tokens
+        may have been streamed.
     """
 
     number: int
@@ -154,7 +155,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Reading:
-    """Event: the files of a request are about to be decoded, or, where it has ``ended``, have been."""
+    """Event: the files of a request are about to be decoded, or, if ``ended``, have been decoded."""
 
     number: int
     ended: bool = False
@@ -164,7 +165,7 @@ class Reading:
 class Token:
     """Event: the next token of a row, its place among the row's new tokens, from 1, and the text that it adds.
 
-    A row whose batch failed is run again, and so are the tokens that were sent.
+    A row whose batch failed runs again, and sends its tokens again.
     """
 
     number: int
@@ -176,9 +177,9 @@ class Token:
 
 @dataclass(frozen=True)
 class FoundSegment:
-    """Event: the next segment of a recording, its place among those of the row, from 1, and the text that it adds.
+    """Event: the next segment of a recording, its place among the row's segments, from 1, and the text that it adds.
 
-    A row whose worker ended is run again, and so are the segments that were sent.
+    A row whose worker ended runs again, and sends its segments again.
     """
 
     number: int
@@ -190,7 +191,7 @@ class FoundSegment:
 
 @dataclass(frozen=True)
 class Row:
-    """Event: the whole result of a row. ``fill``: the token that pads its sequences."""
+    """Event: the whole result of a row. ``fill`` is the token that pads its sequences."""
 
     number: int
     row: int
@@ -200,7 +201,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Refused:
-    """Event: a request cannot be run. ``client_error``: the request is invalid; else the model failed."""
+    """Event: a request cannot be run. ``client_error`` is True if the request is invalid, False if the model failed."""
 
     number: int
     message: str
@@ -212,14 +213,14 @@ Event = Started | Reading | Token | FoundSegment | Row | Refused
 
 @dataclass
 class Stats(Work):
-    """Work that was done. ``tokens``: those in the sequences of the samples that ended."""
+    """Work that was done. ``tokens`` counts the tokens of the samples that ended."""
 
     tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Report:
-    """Events of requests, and the work since the last report."""
+    """Message with the events of requests, and the work since the last report."""
 
     events: tuple[Event, ...]
     stats: Stats

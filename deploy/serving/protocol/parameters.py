@@ -1,9 +1,9 @@
 """Names in a served model's folder, in its configuration and in the environment of its server."""
 
 BUNDLE = "bundle"
-"""The bundle's folder, beside model.py."""
+"""The bundle's folder, next to model.py."""
 TRIES, TRIE_SUFFIX = "tries", ".trie"
-"""The folder of tries, beside model.py, and the end of their names."""
+"""The folder of tries, next to model.py, and the suffix of their files."""
 ENGINE, MAX_ROWS, URL = "engine", "max_rows", "url"
 """Parameters in the model's configuration."""
 URL_VARIABLE = "TIGHTBEAM_TRITON_URL"

@@ -47,11 +47,11 @@ in place of given tokens and padding too."""
 ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
 """Output with ``return_alternatives``: float32 [b, S, T, n], their scores; 0 for none."""
 SEGMENTS = "SEGMENTS"
-"""Output of a speech model, where a row was gone through by timestamps: string [b, 1], its segments as JSON; null for
-another row."""
+"""Output of a speech model: string [b, 1], the segments of a row that ran by timestamps, as JSON; null for another
+row."""
 PAGES = "PAGES"
-"""Output of a model that reads images, where one has several pages: string [b, 1], the results of its pages as JSON;
-null for another row."""
+"""Output of a model that reads images: string [b, 1], the results of the pages of an image with several, as JSON; null
+for another row."""
 INDEX = "INDEX"
 """Output of a streaming model: int32 [1, 1], the row that a response belongs to."""
 FINISHED = "FINISHED"

@@ -50,7 +50,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class RepositoryError(ValueError):
-    """Model repository that cannot be written or read; the message is one line, with the fix."""
+    """A model repository cannot be written or read; the message is one line, with the fix."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ServingSettings:
     instances : int
         Processes that hold the model, for each GPU or in total on the CPU.
     device : "cpu" or "cuda"
-        Where the model runs.
+        The device that runs the model.
     engine : str
         Runtime of the model, an ``engine`` of `Runner.load`.
     batching_delay_us : int
@@ -95,12 +95,12 @@ class ServingSettings:
     url: str = "http://127.0.0.1:8000"
 
     def rows(self, manifest: Manifest) -> int:
-        """The limit of rows for a bundle. Raises RepositoryError where it refuses the checkpoint's own beams."""
+        """Return the limit of rows for a bundle. Raises RepositoryError if the checkpoint's own beams exceed it."""
         given = manifest.generation.get("num_beams")
         beams = given if isinstance(given, int) else 1  # the worker refuses settings that are damaged
         if 0 < self.max_rows < beams:
             raise RepositoryError(
-                f"--max-rows {self.max_rows} leaves no room for the {beams} beams that the checkpoint searches with; "
+                f"--max-rows {self.max_rows} is less than the {beams} beams that the checkpoint searches with; "
                 f"pass {beams} or more"
             )
         return self.max_rows or self.max_batch_size * max(4, beams)
@@ -132,7 +132,7 @@ class ServingSettings:
 
 
 def _is_http_address(url: str) -> bool:
-    """True for a scheme and a host, with or without a port; nothing that a shell would read as more."""
+    """Return True for a scheme and a host, with or without a port, and without characters special to a shell."""
     host = r"(?:[\w.~%+-]+(?::[\w.~%+-]*)?@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?"
     try:
         return bool(re.fullmatch(f"https?://{host}", url, re.ASCII)) and urlsplit(url).port != 0
@@ -141,7 +141,7 @@ def _is_http_address(url: str) -> bool:
 
 
 def model_name_of(folder: str) -> str:
-    """The default name of a model: its bundle's folder, without characters that Triton refuses."""
+    """Return the default name of a model: its bundle's folder, without characters that Triton refuses."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", folder).lstrip(".-")
 
 
@@ -178,7 +178,7 @@ def settings_of(text: str) -> ServingSettings:
 
 
 def _protobuf() -> tuple[Any, Any]:
-    """Import protobuf's text format and Triton's messages. Raises RepositoryError where they are not installed."""
+    """Import protobuf's text format and Triton's messages. Raises RepositoryError if they are not installed."""
     try:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2
@@ -190,7 +190,7 @@ def _protobuf() -> tuple[Any, Any]:
 
 
 def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) -> str:
-    """The text of ``config.pbtxt``.
+    """Return the text of ``config.pbtxt``.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     def put_output(name: str, dtype: str, *dims: int) -> None:
         config.output.add(name=name, data_type=getattr(triton, dtype), dims=dims)
 
-    # Triton names a required input that a request lacks; where all are optional, it only says that there are 0 inputs.
+    # Triton names a required input that a request lacks; if all are optional, it only says that there are 0 inputs.
     text, speech = manifest.tokenizer is not None, manifest.speech is not None
     if speech:
         put_input(AUDIO, "TYPE_FP32", -1, optional=True)

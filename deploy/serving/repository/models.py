@@ -1,11 +1,11 @@
-"""Model repository of Triton: writes a bundle as a model.
+"""Writer of a model repository for Triton: a bundle becomes a model.
 
 REPOSITORY/NAME/config.pbtxt
 REPOSITORY/NAME/README.md          the server's command, and a request
 REPOSITORY/NAME/warmup/            the request that is run before the model is ready
 REPOSITORY/NAME/VERSION/model.py   the file that Triton's Python backend loads
 REPOSITORY/NAME/VERSION/bundle/    a copy of the bundle
-REPOSITORY/NAME/VERSION/tries/     copies of tries, where there are any
+REPOSITORY/NAME/VERSION/tries/     copies of tries, if any
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def write_model(
     repository
         The model repository; made if it does not exist.
     settings
-        The model's settings. With ``next_version`` they replace those of the whole model.
+        The model's settings. With ``next_version`` they replace the settings of the whole model.
     force
         Replace a model of the same name, with all its versions.
     next_version

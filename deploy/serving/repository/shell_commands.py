@@ -1,4 +1,4 @@
-"""Shell commands that triton-repo, serve-local and a model's README print: of the server, and of a request."""
+"""Shell commands that triton-repo, serve-local and a model's README print: one for a server, one for a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHELL = re.compile(r"""[\s"'`$&|;<>()*?#~!\\]""")
 
 
 def unreadable_path(repository: Path) -> str:
-    """Return why Triton's Python backend cannot read the path of a repository, and the fix; "" where it can."""
+    """Return why Triton's Python backend cannot read the path of a repository, and the fix; "" if it can."""
     found = SHELL.search(str(repository))
     if not found:
         return ""
@@ -49,7 +49,7 @@ def local_server_command(repository: str, settings: ServingSettings) -> str:
 
 
 def _http_port(settings: ServingSettings) -> list[str]:
-    """The option that has the server listen where the model's watchdog looks for it."""
+    """Return the option for the server's port, at which the model's watchdog expects it."""
     port = urlsplit(settings.url).port
     return [] if port in (None, USUAL_PORT) else [f"--http-port={port}"]
 
@@ -76,9 +76,9 @@ def request_command(
     stream
         The model streams. The request then asks for greedy search, of which each token is a response.
     text
-        Text of the request, where the model takes text.
+        Text of the request, if the model takes text.
     audio
-        Audio file of the request, where the model takes audio; by default a request of four samples.
+        Audio file of the request, if the model takes audio; by default the request has four samples.
     """
     page = shlex.quote(f"{url}/v2/models/{name}/generate{'_stream' if stream else ''}")
     curl = f"curl -N {page}" if stream else f"curl {page}"

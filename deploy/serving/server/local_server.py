@@ -25,7 +25,7 @@ START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 """Time for the server to exit before it is killed, with every process that it started."""
 CLEAN_UP_SECONDS = 5.0
-"""Time for the workers of a server that has ended to remove its shared memory, where the server has not."""
+"""Time for the workers of a server that has ended to remove its shared memory, if the server did not."""
 KILL_SECONDS = 10.0
 """Time for a killed server to end."""
 POLL_SECONDS = 0.05
@@ -47,7 +47,7 @@ class LocalServer:
     ports
         Ports of HTTP, gRPC and metrics; free ones by default.
     log
-        File for the output of the server; by default that of this process.
+        File for the output of the server; by default the output of this process.
     environment
         Virtual environment of the server, see `find_server`.
     check
@@ -147,7 +147,7 @@ class LocalServer:
             return error.code, error.read().decode()
 
     def counters(self, model: str) -> dict[str, float]:
-        """Return the metrics of one model, by name; those of its versions together."""
+        """Return the metrics of one model, by name, summed over its versions."""
         with DIRECT.open(f"http://{self.metrics}/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
         found: dict[str, float] = {}
@@ -188,7 +188,7 @@ class LocalServer:
         """End the server and all processes that it started.
 
         It gets SIGTERM and `STOP_SECONDS`, and the processes that it started `CLEAN_UP_SECONDS` more. Then its process
-        group gets SIGKILL, at once where this wait is interrupted.
+        group gets SIGKILL; if this wait is interrupted, at once.
 
         Raises
         ------
@@ -223,7 +223,7 @@ def _is_free(port: int) -> bool:
 
 
 def free_ports() -> tuple[int, int, int]:
-    """Three ports of loopback that are free."""
+    """Return three free ports of loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     http, grpc, metrics = (each.getsockname()[1] for each in sockets)
     for each in sockets:

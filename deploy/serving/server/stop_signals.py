@@ -29,7 +29,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def raise_interrupt(self) -> None:
-        """Raise KeyboardInterrupt where a signal has come."""
+        """Raise KeyboardInterrupt if a signal has come."""
         if self._received:
             raise KeyboardInterrupt
 

@@ -1,6 +1,6 @@
-"""The Triton Inference Server of this machine: that of the wheel nvidia-pytriton, or ``tritonserver`` on PATH.
+"""The Triton Inference Server of this machine: from the wheel nvidia-pytriton, or ``tritonserver`` on PATH.
 
-Of the wheel (the extra ``server``) only the server itself is used.
+Only the server of the wheel (the extra ``server``) is used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TritonServer:
     libraries: tuple[Path, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that the server needs, beside those of this process."""
+        """Return environment variables that the server needs, in addition to this process's own."""
         found = {"PATH": _joined(self.scripts, os.environ.get("PATH"))}
         if self.libraries:
             found["LD_LIBRARY_PATH"] = _joined(*self.libraries, os.environ.get("LD_LIBRARY_PATH"))
@@ -64,20 +64,20 @@ def find_server(environment: Path | None = None) -> TritonServer:
     ----------
     environment
         A virtual environment with the wheel nvidia-pytriton and Tightbeam. By default the one that the variable
-        `VARIABLE` names; else that of this Python, or its subfolder ``triton``, which ``make`` sets up; else
+        `VARIABLE` names; else this Python's, or its subfolder ``triton``, which ``make`` sets up; else
         ``tritonserver`` on PATH.
 
     Raises
     ------
     ServerError
-        There is none, or it cannot be run.
+        There is no server, or it cannot be run.
     """
     if named := environment or os.environ.get(VARIABLE):
         if found := _wheel_in(Path(named)):
             return found
         raise ServerError(
-            f"{named} is no environment of Python {VERSION} with the wheel nvidia-pytriton, which brings tritonserver; "
-            f"in that environment: {INSTALL}"
+            f"{named} is not an environment of Python {VERSION} with the wheel nvidia-pytriton, which brings "
+            f"tritonserver; in that environment: {INSTALL}"
         )
     for folder in (Path(sys.prefix), Path(sys.prefix, "triton")):
         if found := _wheel_in(folder):
@@ -91,7 +91,7 @@ def find_server(environment: Path | None = None) -> TritonServer:
 
 
 def _wheel_in(environment: Path) -> TritonServer | None:
-    """The server of the wheel in a virtual environment. Raises ServerError where it cannot be run."""
+    """Return the server of the wheel in a virtual environment; None without it. Raises ServerError if it cannot run."""
     packages = environment / "lib" / f"python{VERSION}" / "site-packages"
     package = packages / "pytriton" / "tritonserver"
     program, backends = package / "bin" / "tritonserver", package / "backends"

@@ -23,7 +23,7 @@ __all__ = ["main", "visible_device"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 READ_SECONDS = 0.02
-"""Longest time for reading requests between two turns, which the samples that run wait for."""
+"""Longest time for reading requests between two turns; running samples wait meanwhile."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def visible_device(number: int, visible: str) -> str:
-    """The GPU's entry for CUDA_VISIBLE_DEVICES.
+    """Return the GPU's entry for CUDA_VISIBLE_DEVICES.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
 
 
 def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
-    """Run requests until `Shutdown`. Raises EOFError or OSError where the backend ends without one."""
+    """Run requests until `Shutdown`. Raises EOFError or OSError if the backend ends without one."""
     backend.send(Ready())
     running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
     while True:

@@ -1,4 +1,4 @@
-"""The content of a file in a request: bytes, or base64 where the request is JSON."""
+"""The content of a file in a request: bytes, or base64 if the request is JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["file_bytes"]
 
 ALPHABET = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n")
 HEAD = 64
-"""Bytes that tell the two apart: the header of each format that is read has one that base64 never has."""
+"""First bytes, which tell the two apart: the header of every supported format has a byte that base64 lacks."""
 
 
 def file_bytes(data: bytes, name: str, most: int) -> bytes:
-    """The content of a file, decoded where it is base64.
+    """Return the content of a file, decoded if it is base64.
 
-    Raises InputError for more than ``most`` bytes, and for broken base64; ``name`` is what the error calls the input.
+    Raises InputError for more than ``most`` bytes, and for broken base64. The error calls the input ``name``.
     """
     if len(data) > most * 4 // 3 + 4:
         raise InputError(f"{name} has {len(data):,} bytes, expected {most:,} at most; send a smaller file")

@@ -1,4 +1,4 @@
-"""Threads that parse requests: decoding a file may take seconds, for which no step should wait."""
+"""Threads that parse requests. Decoding a file may take seconds, and no step should wait for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tightbeam.deploy.serving.worker.requests import ParsedRequest
 __all__ = ["Parsed", "ParsingThreads"]
 
 THREADS = 2
-"""One goes on with short recordings while the other reads a long one."""
+"""Number of threads: one goes on with short recordings while the other reads a long one."""
 Parsed = tuple[Request, ParsedRequest | Exception]
-"""A request, and what it is, or why it cannot be run."""
+"""A request, and its parsed form, or the error of one that cannot be run."""
 
 
 class ParsingThreads:
@@ -39,11 +39,11 @@ class ParsingThreads:
 
     @property
     def active(self) -> bool:
-        """True while a request was not taken."""
+        """True if a request has not been taken yet."""
         return bool(self._open)
 
     def put(self, request: Request) -> None:
-        """Have a request parsed."""
+        """Add a request, which a thread parses."""
         self._open.add(request.number)
         self._given.put(request)
         if len(self._threads) < min(THREADS, len(self._open)):
@@ -56,8 +56,7 @@ class ParsingThreads:
         self._open.discard(number)
 
     def take(self, wait_s: float) -> list[Parsed]:
-        """Return the requests that were parsed since the last call, after so many seconds at most where there are
-        none."""
+        """Return the requests that were parsed since the last call; wait up to ``wait_s`` seconds for the first."""
         found: list[Parsed] = []
         try:
             while self._open:
@@ -77,5 +76,5 @@ class ParsingThreads:
             try:
                 self._on_reading(request.number)
                 self._parsed.put((request, self._parse(request)))
-            except Exception as error:  # that of a defect must not end the thread
+            except Exception as error:  # a defect must not end the thread
                 self._parsed.put((request, error))

@@ -31,7 +31,7 @@ from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
 __all__ = ["ParsedRequest", "RequestParser"]
 
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
-"""Limits of a text. A tokenizer takes a second for the largest, and every other request waits for it."""
+"""Limits of a text in bytes. A tokenizer takes a second for the largest, and all other requests wait meanwhile."""
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
@@ -43,8 +43,8 @@ TEXT_PARAMETERS = frozenset(
     {"language", "source_language", "target_language", "task", "trie", "prompt", "decoder_input_text"}
 )
 """Parameters whose text is not read as JSON."""
-KEPT = 128
-"""Parameters whose settings are cached: most requests have the same as others."""
+CACHED = 128
+"""Number of parameter texts whose settings are cached: most requests have the same parameters as others."""
 TRITON_PREFIX = "triton_"
 """Prefix of the parameters that are Triton's own."""
 
@@ -83,8 +83,8 @@ class RequestParser:
         self._model, self._max_rows = model, max_rows
         self._tries = served_tries(model.bundle.path)
         self._numbers = count()
-        self._settings = lru_cache(KEPT)(self._read_settings)
-        self._readers = lru_cache(KEPT)(self._reader)
+        self._settings = lru_cache(CACHED)(self._read_settings)
+        self._readers = lru_cache(CACHED)(self._reader)
 
     def parse(self, request: Request) -> ParsedRequest:
         """Parse a request. Its samples have numbers in the order in which they came.
@@ -92,7 +92,7 @@ class RequestParser:
         Raises
         ------
         InputError, GenerationError
-            The request cannot be run; the message names its row where it has several.
+            The request cannot be run; if it has several rows, the message names the row.
         """
         model = self._model
         settings, truncate = self._settings(request.parameters)
@@ -133,7 +133,7 @@ class RequestParser:
         return parsed
 
     def _file(self, row: int, content: bytes | Array, parameters: str, before_s: float) -> OpenInput:
-        """Read a recording, behind so many seconds of others, or an image. Raises InputError."""
+        """Read an image, or a recording that ``before_s`` seconds of others precede. Raises InputError."""
         opened = self._readers(parameters).read(row, content)
         if opened.failure is not None:
             raise opened.failure
@@ -174,7 +174,7 @@ class RequestParser:
 
 
 def _source_name(model: Model, request: Request) -> str:
-    """The name of the one input that holds the source."""
+    """Return the name of the one input that holds the source."""
     given = [name for name in (TEXT, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
     if model.is_speech:
         taken: tuple[str, ...] = (AUDIO_FILE, AUDIO)
@@ -189,7 +189,7 @@ def _source_name(model: Model, request: Request) -> str:
 
 
 def _settings(parameters: str) -> dict[str, Any]:
-    """The settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
+    """Return the settings among a request's parameters: numbers, texts, true and false, or JSON in a text."""
     if len(parameters) > MAX_PARAMETER_BYTES:
         raise InputError(
             f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
@@ -205,12 +205,12 @@ def _settings(parameters: str) -> dict[str, Any]:
                 continue  # a text, such as early_stopping="never"; or the setting is refused by its name
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
-        raise InputError(f'{GENERATION_CONFIG} is no JSON object; pass settings such as {{"num_beams": 4}}')
+        raise InputError(f'{GENERATION_CONFIG} is not a JSON object; pass settings such as {{"num_beams": 4}}')
     return settings
 
 
 def _text(value: Array, positions: int) -> str:
-    """The text of a row, for a model of so many ``positions``."""
+    """Return the text of a row, for a model of ``positions`` positions."""
     data = _data(value)
     limit = min(max(MIN_BYTES, positions * BYTES_PER_POSITION), MAX_BYTES)
     if len(data) > limit:
@@ -222,13 +222,13 @@ def _text(value: Array, positions: int) -> str:
 
 
 def _data(value: Array) -> bytes:
-    """The bytes of a row of strings."""
+    """Return the bytes of a row of strings."""
     (text,) = value.reshape(-1).tolist()
     return text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
 
 
 def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]:
-    """Lengths of the rows of ``source`` [b, n], without what pads them."""
+    """Return the lengths of the rows of ``source`` [b, n] without padding."""
     if LENGTHS not in inputs:
         return [source.shape[1]] * len(source)
     if name not in (INPUT_IDS, AUDIO):

@@ -38,9 +38,9 @@ from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
 __all__ = ["RunningRequests"]
 
 REPORT_SECONDS = 0.5
-"""Longest time between two reports of the work that was done, while there are no events."""
+"""Longest time between two reports, if there are no events."""
 PARSING_SECONDS = 0.02
-"""Longest turn in which nothing runs, while requests are parsed."""
+"""Longest wait for a parsed request in a turn, if no sample runs."""
 SHARE = 4
 """The windows of one recording take this part of the places at most: a quarter."""
 
@@ -49,8 +49,8 @@ SHARE = 4
 class _OpenRow:
     """A row without a result.
 
-    ``alone``: its samples run in batches of their own. ``waiting``: those that the scheduler does not have yet, and
-    ``running``: how many it has. ``segments``: those that were sent, and ``has_text``: that one has text.
+    ``alone``: its samples run in batches of their own. ``waiting``: samples that the scheduler does not have yet.
+    ``running``: number of samples that it has. ``segments``: number of segments sent. ``has_text``: one has text.
     """
 
     request: ParsedRequest
@@ -65,7 +65,7 @@ class _OpenRow:
 
 @dataclass(eq=False)
 class _Running:
-    """A sample without a result: that of a row, or one of the windows of a recording."""
+    """A sample without a result: a row's only one, or a window of a recording."""
 
     owner: _OpenRow
     sample: Sample
@@ -103,7 +103,7 @@ class RunningRequests:
 
     @property
     def active(self) -> bool:
-        """True while a turn has something to do."""
+        """True if a turn has something to do."""
         return self._scheduler.active or self._parsing.active
 
     def add(self, request: Request) -> None:
@@ -113,13 +113,13 @@ class RunningRequests:
             return
         try:
             parsed = self._parser.parse(request)
-        except Exception as error:  # that of a defect must not end the worker
+        except Exception as error:  # a defect must not end the worker
             self._refuse(request.number, error)
             return
         self._start(request, parsed)
 
     def cancel(self, number: int) -> None:
-        """Drop a request by its number. There are no events of it from then on."""
+        """Drop a request by its number. It has no events from then on."""
         self._parsing.cancel(number)
         for own in [own for own, running in self._samples.items() if running.owner.request.number == number]:
             self._scheduler.cancel(own)
@@ -145,7 +145,7 @@ class RunningRequests:
             self.report()
 
     def report(self) -> None:
-        """Send the events that are left, and the work that was done."""
+        """Send the events that were not sent, and the work that was done."""
         self._reported = time.monotonic()
         work = self._scheduler.work.take()
         events, self._events, tokens, self._tokens = self._events, [], self._tokens, 0
@@ -153,7 +153,7 @@ class RunningRequests:
             self._send(Report(tuple(events), Stats(**vars(work), tokens=tokens)))
 
     def _announce(self, number: int) -> None:
-        """Tell whose files are about to be decoded, in the thread that does it: they may end this process."""
+        """Report that a request's files are about to be decoded, because that may end this process."""
         with self._sending:
             self._send(Report((Reading(number),), Stats()))
 
@@ -184,7 +184,7 @@ class RunningRequests:
             self._scheduler.add(replace(sample, alone=True) if owner.alone else sample)
 
     def _take(self, owner: _OpenRow, finished: FinishedSample) -> None:
-        """Take the result of a sample, and run those that come after it."""
+        """Take the result of a sample, and run the row's next samples."""
         owner.running -= 1
         self._run(owner, owner.input.take(finished.number, finished.result))
         try:
@@ -216,9 +216,9 @@ class RunningRequests:
     # The events of the scheduler
 
     def on_started(self, samples: Sequence[int]) -> None:
-        """Tell whose samples are about to run, before they do: they may end this process."""
+        """Report the requests whose samples are about to run, because that may end this process."""
         started = [self._samples[number] for number in samples]
-        for running in started:  # from its beginning, where its batch failed
+        for running in started:  # a sample whose batch failed begins again
             running.detokenizer, running.streamed = None, 0
         self._events += [Started(number) for number in dict.fromkeys(each.owner.request.number for each in started)]
         self.report()
@@ -232,7 +232,7 @@ class RunningRequests:
         return np.zeros(len(samples), np.bool_)
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
-        """Nothing: `turn` takes the results."""
+        """Do nothing: `turn` takes the results."""
 
     def _stream_segments(self, owner: _OpenRow) -> None:
         """Send the segments of the windows that are done."""

@@ -20,25 +20,25 @@ TRIE = "trie"
 
 
 def served_tries(bundle: Path) -> dict[str, Path]:
-    """The tries beside a served bundle, by name."""
+    """Return the files of the tries next to a served bundle, by name."""
     return {file.stem: file for file in sorted((bundle.parent / TRIES).glob(f"*{TRIE_SUFFIX}"))}
 
 
 def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> dict[str, Any]:
-    """The settings of a request, with the trie that they name.
+    """Return the settings of a request, with the trie that they name.
 
     Raises
     ------
     InputError
-        There is none of this name, or its file is damaged.
+        The model has no trie of this name, or its file is damaged.
     """
     config = settings.get(GENERATION_CONFIG)
     if isinstance(config, Mapping) and TRIE in config:
-        raise InputError(f"{TRIE} is no setting of {GENERATION_CONFIG}; pass it as a parameter of its own")
+        raise InputError(f"{TRIE} is not a setting of {GENERATION_CONFIG}; pass it as a parameter of its own")
     name = settings.get(TRIE)
     if name is None:
         return dict(settings)
     if not isinstance(name, str) or name not in tries:
         held = f"it has {', '.join(tries)}" if tries else "it has none (triton-repo --trie)"
-        raise InputError(f"{TRIE}={name!r} is no trie of this model; {held}")
+        raise InputError(f"{TRIE}={name!r} is not a trie of this model; {held}")
     return {**settings, TRIE: read_trie(tries[name])}

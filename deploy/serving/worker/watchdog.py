@@ -24,7 +24,7 @@ __all__ = ["reload_model"]
 EXIT_GRACE_SECONDS = 0.3
 """Grace period for the server to exit, to tell a shutdown from a crashed stub."""
 MIN_LIFETIME_SECONDS = 10.0
-"""Least time between two loads of a model, so that one that crashes at once is not reloaded in a tight loop."""
+"""Shortest time between two loads of a model, so that a model that crashes at once is not reloaded in a tight loop."""
 LOAD_TIMEOUT_SECONDS = 600.0
 """Timeout of a request to unload or load the model."""
 SHARED_MEMORY = Path("/dev/shm")

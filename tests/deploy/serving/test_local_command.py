@@ -355,7 +355,7 @@ def test_no_server(refused: Refused, made: dict[str, Path], tmp_path: Path, monk
     line = refused(tmp_path / "models")
     assert f"there is no tritonserver, neither in {tmp_path / 'python'} nor on PATH" in line
     assert "pip install 'tightbeam[server]' brings one for Linux on x86-64 with Python 3.11 or 3.12" in line
-    expected = f"{tmp_path} is no environment of Python {triton_server.VERSION} with the wheel nvidia-pytriton"
+    expected = f"{tmp_path} is not an environment of Python {triton_server.VERSION} with the wheel nvidia-pytriton"
     assert expected in refused(tmp_path / "models", "--server", tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert expected in refused(tmp_path / "models")

@@ -78,7 +78,10 @@ ERRORS: list[tuple[Request, str]] = [
     (text_request(1, "a", bad_words_ids='{"a": 1}'), "bad_words_ids=.* is not a list of lists"),
     (text_request(1, "a", early_stopping="often"), "early_stopping='often' .* is not a choice; pass true"),
     (text_request(1, "a", language="de"), "language='de' .* is for Whisper; remove it"),
-    (text_request(1, "a", generation_config="/etc/passwd"), "generation_config is no JSON object; pass settings such"),
+    (
+        text_request(1, "a", generation_config="/etc/passwd"),
+        "generation_config is not a JSON object; pass settings such",
+    ),
     (
         text_request(1, "a", generation_config='{"num_beams": 0}'),
         r"num_beams=0 .from generation_config. is not an integer",

@@ -50,19 +50,19 @@ def test_requests_with_tries_of_their_own(served: Runner, files: list[Path]) -> 
 def test_a_request_names_no_file(served: Runner, name: str) -> None:
     log = run(served, [ids_request(1, [5], trie=name)], max_rows=20)
     (refused,) = log.refusals().values()
-    assert refused.client_error and refused.message == f"trie={name!r} is no trie of this model; it has 7, birds"
+    assert refused.client_error and refused.message == f"trie={name!r} is not a trie of this model; it has 7, birds"
 
 
 def test_a_config_of_a_request_names_no_file(served: Runner, files: list[Path]) -> None:
     request = ids_request(1, [5], generation_config=f'{{"trie": "{files[0]}"}}')
     (refused,) = run(served, [request], max_rows=20).refusals().values()
-    assert "trie is no setting of generation_config; pass it as a parameter of its own" in refused.message
+    assert "trie is not a setting of generation_config; pass it as a parameter of its own" in refused.message
 
 
 def test_a_model_without_tries(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup"), threads=1)
     (refused,) = run(runner, [ids_request(1, [5], trie="birds")], max_rows=20).refusals().values()
-    assert "trie='birds' is no trie of this model; it has none (triton-repo --trie)" in refused.message
+    assert "trie='birds' is not a trie of this model; it has none (triton-repo --trie)" in refused.message
 
 
 def test_tries_that_cannot_be_served(bundles: BundleCache, files: list[Path], tmp_path: Path) -> None:
