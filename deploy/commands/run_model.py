@@ -14,9 +14,6 @@ from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, Inpu
 from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.inputs.lines import LineFormat
-from tightbeam.deploy.ray.partition import FieldNames
-from tightbeam.deploy.ray.rows import RowSettings
-from tightbeam.deploy.ray.run import RayRun, run_on_ray
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.run import FileRun, run_files
@@ -397,6 +394,10 @@ def run_model(
         common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN]), "quiet": quiet}
         common |= {"json_lines": result_format == "json", "engine": engine, "device": device, "threads": threads}
         if ray:
+            from tightbeam.deploy.ray.partition import FieldNames
+            from tightbeam.deploy.ray.rows import RowSettings
+            from tightbeam.deploy.ray.run import RayRun, run_on_ray
+
             _check_for_ray(context.params, subtitles)
             code = run_on_ray(
                 RayRun(
