@@ -560,12 +560,14 @@ class Runner:
         ----------
         recording : str, path, bytes or float array [n]
             A recording, as in `transcribe_segments`. It is read whole before this returns.
-        batch_size, **settings
-            Arguments of `transcribe_segments`.
+        batch_size : int
+            As in `transcribe_segments`.
+        **settings
+            As in `transcribe_segments`.
 
-        Yields
-        ------
-        TextSegment
+        Returns
+        -------
+        iterator of TextSegment
             The segments of `transcribe_segments`, each as soon as its window is done. A caller that stops early closes
             or drops the iterator, and the other windows are not run.
 

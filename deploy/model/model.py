@@ -95,14 +95,34 @@ class Model:
         return self.text.has_tokenizer
 
     def require_images(self) -> AnyProcessor:
-        """Return the image processor. Raises InputError for a model of text or speech."""
+        """Return the image processor.
+
+        Returns
+        -------
+        ImageProcessor or PatchProcessor
+
+        Raises
+        ------
+        InputError
+            The model takes text or speech.
+        """
         if self.image_processor is None:
             kind, input_ = ("a speech", "audio") if self.is_speech else ("a text", "text or token ids")
             raise InputError(f"this is {kind} model; pass {input_} instead of images")
         return self.image_processor
 
     def require_windows(self) -> LogMel:
-        """Return the feature extractor of windows. Raises InputError for a text model."""
+        """Return the feature extractor of windows.
+
+        Returns
+        -------
+        LogMel
+
+        Raises
+        ------
+        InputError
+            The model is not a speech model over windows.
+        """
         if self.log_mel is None:
             raise InputError("this is a text model; pass text or token ids instead of audio")
         return self.log_mel
@@ -159,10 +179,12 @@ class Model:
 
         Parameters
         ----------
-        number, settings
-            Arguments of `sample`.
+        number : int
+            As for `sample`.
         features : float32 [mels, frames]
             Log-mel features of a whole window, as `LogMel.features` makes them.
+        settings : mapping
+            As for `sample`.
 
         Returns
         -------
@@ -184,10 +206,12 @@ class Model:
 
         Parameters
         ----------
-        number, settings
-            Arguments of `sample`.
+        number : int
+            As for `sample`.
         features : float32 [X, ...]
             Features of a recording, as `Recordings.features` makes them.
+        settings : mapping
+            As for `sample`.
 
         Returns
         -------
@@ -207,11 +231,13 @@ class Model:
 
         Parameters
         ----------
-        number, settings
-            Arguments of `sample`.
+        number : int
+            As for `sample`.
         pixels : float32 [3, height, width] or [X, width]
             Pixels of an image in the model's size, as `ImageProcessor.pixels` makes them; or its patches, as
             `PatchProcessor.pixels` makes them.
+        settings : mapping
+            As for `sample`.
 
         Returns
         -------
