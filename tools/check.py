@@ -26,7 +26,7 @@ UNTIL = "TIGHTBEAM_CHECK_UNTIL"
 NO_TESTS = 5
 """pytest's exit status if every chosen test is slow or needs a GPU."""
 
-END, DEPLOY = "tests/end_to_end", "tests/deploy"
+END, DEPLOY, PASSES = "tests/end_to_end", "tests/deploy", "tests/graph_passes"
 DOCS = ("tests/test_docs.py", "tests/test_reference_pages.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "deploy/": (f"{DEPLOY}/test_errors.py", f"{DEPLOY}/test_cores.py", f"{DEPLOY}/test_runner.py"),
@@ -46,7 +46,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/text/": (f"{DEPLOY}/text", f"{DEPLOY}/inputs/test_text_input.py"),
     "deploy/tries/": (f"{DEPLOY}/tries", f"{DEPLOY}/commands/test_trie_command.py"),
     "export/": ("tests/export",),
-    "graph_passes/": ("tests/graph_passes",),
+    "graph_passes/": (f"{PASSES}/test_passes.py", f"{PASSES}/test_kinds.py"),
+    "graph_passes/caches/": (f"{PASSES}/test_passes.py", f"{PASSES}/test_kinds.py", f"{PASSES}/test_causal_passes.py"),
+    "graph_passes/precision/": (f"{PASSES}/test_lower_precision.py", f"{PASSES}/test_linear.py"),
+    "graph_passes/tensorrt/": (f"{PASSES}/test_tensorrt_form.py",),
     "plugins/": ("tests/plugins/test_operators.py", "tests/plugins/test_operator_errors.py"),
     "plugins/kernels/cuda/": ("tests/plugins/test_kernels_on_host.py",),
     "plugins/tensorrt/": ("tests/plugins/test_tensorrt_plugins.py",),
@@ -100,14 +103,30 @@ def changed_files(root: Path = ROOT) -> tuple[str, list[str]]:
 
 
 def tests_for(files: list[str], root: Path = ROOT) -> list[str]:
-    """Choose the tests that matter for files that changed, as arguments of pytest; changed tests come first."""
+    """Choose the files of tests that matter for files that changed, the most telling first.
+
+    Changed tests come first, then tests that have the name of a changed file, then tests that import a changed file of
+    tests/support, and then what `TESTS` says.
+    """
+    sources = [path for path in files if not is_test(path)]
     chosen = [path for path in files if is_test(path) and (root / path).exists()]
-    for path in files:
-        chosen += importers(path, root) if path.startswith("tests/support/") else ()
-        matching = [prefix for prefix in TESTS if path.startswith(prefix) and not is_test(path)]
-        chosen += TESTS[max(matching, key=len)] if matching else ()
-    names = list(dict.fromkeys(chosen))
-    return [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
+    chosen += [test for path in sources if path.endswith(".py") for test in namesakes(path, root)]
+    chosen += [test for path in sources if path.startswith("tests/support/") for test in importers(path, root)]
+    for path in sources:
+        matching = [prefix for prefix in TESTS if path.startswith(prefix)]
+        for name in TESTS[max(matching, key=len)] if matching else ():
+            chosen += paths(root, f"{name}/**/test_*.py") if (root / name).is_dir() else [name]
+    return list(dict.fromkeys(chosen))
+
+
+def paths(root: Path, pattern: str) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.glob(pattern))
+
+
+def namesakes(path: str, root: Path) -> list[str]:
+    """The tests that have the name of a source file, or of its folder if it is an ``__init__.py``."""
+    file = Path(path)
+    return paths(root, f"tests/**/test_{file.parent.name if file.stem == '__init__' else file.stem}.py")
 
 
 def is_test(path: str) -> bool:

@@ -63,15 +63,18 @@ def test_main_is_compared_with_what_was_pushed(clone: Path) -> None:
 
 
 def test_the_longest_beginning_of_a_path_chooses() -> None:
-    assert check.tests_for(["deploy/search/beam.py"]) == list(check.TESTS["deploy/search/"])
-    assert check.tests_for(["deploy/errors.py"]) == list(check.TESTS["deploy/"])
+    chosen = check.tests_for(["deploy/search/step.py"])
+    assert chosen[-1] == check.TESTS["deploy/search/"][-1] and "tests/deploy/search/test_search.py" in chosen
+    assert check.tests_for(["deploy/padding.py"]) == list(check.TESTS["deploy/"])
     assert check.tests_for(["LICENSE"]) == []
 
 
-def test_changed_tests_come_first_and_none_is_named_twice() -> None:
-    tests = ["tests/deploy/test_errors.py", "tests/deploy/tries/test_tries.py", "tests/test_gone.py"]
-    chosen = check.tests_for(["deploy/tries/trie.py", *tests])
-    assert chosen == ["tests/deploy/test_errors.py", *check.TESTS["deploy/tries/"]]
+def test_changed_tests_and_namesakes_come_first_and_none_is_named_twice() -> None:
+    tests = ["tests/deploy/test_errors.py", "tests/deploy/search/test_callbacks.py", "tests/test_gone.py"]
+    chosen = check.tests_for(["deploy/search/warpers.py", *tests])
+    assert chosen[:3] == [*tests[:2], "tests/deploy/search/test_warpers.py"]
+    assert len(set(chosen)) == len(chosen) > 8
+    assert check.tests_for(["plugins/ops/encoder_attention/__init__.py"])[0].endswith("/test_encoder_attention.py")
 
 
 @pytest.mark.parametrize(
