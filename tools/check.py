@@ -2,11 +2,13 @@
 
     python -m tools.check
 
-`TESTS` says which tests matter for a file. A test that has not begun after `MOST_S` seconds is left to `make test`.
+`TESTS` says which tests matter for a file. A test that has not begun `MOST_S` seconds after the first one is left to
+`make test`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -21,8 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_S = 70
 HANGS_S = 60
 """A test that takes longer ends its process, and pytest names it."""
-UNTIL = "TIGHTBEAM_CHECK_UNTIL"
-"""Environment variable: the time, in seconds since 1970, after which no test begins."""
 NO_TESTS = 5
 """pytest's exit status if every chosen test is slow or needs a GPU."""
 
@@ -141,11 +141,17 @@ def importers(path: str, root: Path) -> list[str]:
     return git("grep", "-lE", pattern, "--", "tests/**/test_*.py", root=root)
 
 
+@functools.cache
+def start() -> float:
+    """The time of the first test of this process, in seconds."""
+    return time.monotonic()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that would begin too late (this file is a plugin of the pytest that `main` starts)."""
     import pytest
 
-    if time.time() > float(os.environ[UNTIL]):
+    if time.monotonic() - start() > MOST_S:
         pytest.skip(f"not begun after {MOST_S} s: left to `make test`")
 
 
@@ -164,7 +170,7 @@ def main() -> int:
     print(f"check: left to `make test`: all other tests, and those that have not begun after {MOST_S} s", flush=True)
     options = ["-x", "-q", "-rs", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     options += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=true"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", UNTIL: str(time.time() + MOST_S)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "tools.check", *options, "-m", "not slow and not gpu", *chosen]
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     return 0 if status == NO_TESTS else status
