@@ -40,5 +40,5 @@ def test_old_bundle_generates_the_same_tokens(version: int) -> None:
 @pytest.mark.parametrize("version", EXPECTED)
 def test_old_bundle_refuses_a_trie(version: int) -> None:
     runner = Runner.load(DATA / f"bundle-format-{version}", threads=1)
-    with pytest.raises(GenerationError, match=r"trie=.* cannot be used: this bundle was exported before .*export"):
+    with pytest.raises(GenerationError, match=r"trie=.* cannot be used: this bundle was made before .*export"):
         runner.generate([[5, 6, 7, 8]], num_beams=3, trie=build_trie([[5, 6]]))
