@@ -32,6 +32,10 @@ CHOSEN = -1
 """Placeholder in a prompt for a token that the model chooses among some."""
 
 
+SOURCE_SETTINGS: dict[str, object] = {"encoder_no_repeat_ngram_size": 0}
+"""The settings whose processors look at the tokens of a source or prompt, and the values that ask for nothing."""
+
+
 @dataclass(frozen=True)
 class GenerationOptions:
     """Resolved settings of one generation. Lengths count all tokens of a row, start token or prompt included.
@@ -223,11 +227,17 @@ class GenerationOptions:
         GenerationError
             A setting reads a source's tokens.
         """
-        if size := self.encoder_no_repeat_ngram_size:
+        if (name := self.reads_source) is not None:
             problem = f"is about a source's tokens, and {source} has none"
-            fix = Fix("pass {}", Setting("encoder_no_repeat_ngram_size", 0))
-            raise GenerationError(problem, field="encoder_no_repeat_ngram_size", value=size, fix=fix)
+            fix = Fix("pass {}", Setting(name, SOURCE_SETTINGS[name]))
+            raise GenerationError(problem, field=name, value=getattr(self, name), fix=fix)
         return self
+
+    @property
+    def reads_source(self) -> str | None:
+        """The setting whose processor looks at the source's tokens; None if no such setting asks for something."""
+        asked = (name for name, nothing in SOURCE_SETTINGS.items() if getattr(self, name) != nothing)
+        return next(asked, None)
 
     @property
     def kind(self) -> str:

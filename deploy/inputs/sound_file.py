@@ -28,7 +28,7 @@ LEAST_MISSING_S = 0.25
 
 
 def _forward(source: object) -> Any:
-    """Open a file that cannot seek, since libsndfile does not know the place in a streamed FLAC file."""
+    """Open a file and report it as not seekable: libsndfile loses its position in streamed FLAC."""
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its C library

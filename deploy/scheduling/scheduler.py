@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents, Work
 from tightbeam.deploy.scheduling.lane import Lane
@@ -109,7 +110,18 @@ class Scheduler:
         return all(len(lane.waiting) < lane.places for lane in self._lanes.values())
 
     def add(self, sample: Sample) -> None:
-        """Add a sample, which runs in later turns. Between lanes, lower numbers are older."""
+        """Add a sample, which runs in later turns. Between lanes, lower numbers are older.
+
+        Raises
+        ------
+        InputError
+            The sample has more beams than rows may run together.
+        """
+        if sample.options.num_beams > self._max_rows:
+            raise InputError(
+                f"{sample.options.rows_asked} is more than the {self._max_rows} rows that this scheduler runs together; "
+                "make it with more rows"
+            )
         key = replace(sample, alone=False).batch_key
         if key not in self._lanes:
             self._close_idle()

@@ -50,7 +50,7 @@ def _positive(name: str) -> Callable[[Workload], None]:
 
 
 def _check_gpu(workload: Workload) -> None:
-    """Check that the GPU is known, and that it is given in place of rates."""
+    """Check that the GPU is known, and that neither ``bandwidth_gb_s`` nor ``gflop_s`` is given beside it."""
     from tightbeam.export.auto.gpus import gpu_machine
 
     if workload.gpu is not None:

@@ -99,7 +99,7 @@ class Family:
         raise NotImplementedError
 
     def generation_errors(self, generation: Any) -> Iterator[str]:
-        """Settings of a model's generation config that would give a bundle other tokens; clauses as above."""
+        """Yield a clause, as `config_errors` does, for each setting by which a bundle's tokens would differ."""
         yield from ()
 
     def sizes(self, config: Any) -> Sizes:

@@ -71,7 +71,7 @@ class Products:
         return site.node.op == "Gemm" or (shape is not None and len(shape) == 2)
 
     def matrix_of(self, site: Site, width: int) -> gs.Tensor:
-        """A product's rows as a matrix of this width, which divides X."""
+        """Return the left operand of a product, reshaped to [-1, width]; ``width`` must divide X."""
         assert site.rows is not None
         if self.is_matrix(site) and width == site.X:
             return site.rows

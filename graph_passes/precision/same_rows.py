@@ -11,7 +11,7 @@ ROW_BY_ROW = frozenset({"LayerNormalization", "RMSNormalization", "EncoderAttent
 
 
 def same_rows(graph: gs.Graph) -> dict[str, str]:
-    """Name the first tensor with the same rows for each tensor.
+    """Map each tensor to the earliest tensor from which it is computed row by row; only the last axis may differ.
 
     Parameters
     ----------

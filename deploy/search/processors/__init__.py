@@ -48,7 +48,8 @@ processor that a model or a caller adds comes behind ``begin_suppress_tokens``).
 
 The diversity and repetition penalties come before them, and the search head and the search apply these. The warpers of
 sampling (`warpers`) come before ``renormalize``. A token that a processor bans never follows, in whatever order, but
-for two: a forced token outweighs the bans before it, and so does a trie that leaves nothing else.
+for two: a trie that leaves nothing else outweighs the bans before it, and so does a forced token, which outweighs a ban
+by the row's tokens behind it too.
 """
 
 
@@ -155,7 +156,7 @@ def processors_of(options: GenerationOptions, source: Ints | None) -> Processors
     Processors
         The same object for equal settings, unless the source has a part in them.
     """
-    if source is None or not options.encoder_no_repeat_ngram_size:
+    if source is None or options.reads_source is None:
         return _processors_of_settings(options)
     return _made(options, source)
 

@@ -174,7 +174,7 @@ class RunningRequests:
                 self._finish(owner)
 
     def _run(self, owner: _OpenRow, samples: Sequence[Sample]) -> None:
-        """Give the scheduler samples of a row, no more than its share."""
+        """Queue the samples of a row, and start as many of them as its share of the scheduler's rows allows."""
         owner.waiting.extend(samples)
         share = max(1, self._max_rows // owner.request.options.num_beams // SHARE)
         while owner.waiting and owner.running < share:

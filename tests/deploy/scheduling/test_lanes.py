@@ -11,7 +11,7 @@ import pytest
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.deploy.arrays import Bools, Ints
-from tightbeam.deploy.errors import ExecutionError
+from tightbeam.deploy.errors import ExecutionError, InputError
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
@@ -141,3 +141,10 @@ def test_failure_stays_with_its_sample(runner: Runner, monkeypatch: pytest.Monke
     for number, result in found.items():
         np.testing.assert_array_equal(result.sequences, expected[number])
     assert sorted(found) == [0, 1, 2]
+
+
+def test_a_sample_of_more_beams_than_rows_is_refused(runner: Runner) -> None:
+    with pytest.raises(
+        InputError, match="num_beams=4 is more than the 3 rows that this scheduler runs together; make it"
+    ):
+        runner.scheduler(3).add(runner.sample(0, [5, 6, 2], asked(4, 3)))
