@@ -687,6 +687,8 @@ class Runner:
         Scheduler
             For use by one thread. Other calls of this runner run between its turns.
         """
+        if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
+            raise InputError(f"max_rows={max_rows!r} is not a number of rows; pass 1 or more")
         return self.model.scheduler(max_rows, events)
 
     def _outputs(

@@ -242,10 +242,15 @@ SAME = frozenset(own.name for own in fields(GenerationOptions)) & {own.name for 
 """Options that are settings of the same name, if nothing is derived of them."""
 
 
+MOST_TOKENS = 1 << 31
+"""No vocabulary has so many tokens, so that a larger ``top_k`` keeps no more; it would not fit a column of int64."""
+
+
 def _sampling(settings: Settings, temperature: float) -> Sampling | None:
     if not temperature and not settings["do_sample"]:
         return None
     warping = {name: settings[name] for name in ("top_k", "top_p", "min_p", "typical_p", "seed")}
+    warping["top_k"] = min(warping["top_k"], MOST_TOKENS)
     return Sampling(temperature=temperature or settings["temperature"], **warping)
 
 

@@ -26,6 +26,23 @@ from tightbeam.deploy.text.tokenizer import TextCodec
 __all__ = ["Model"]
 
 
+class _RuntimeLock:
+    """Held while the runtime is in use. A thread that holds it is refused, where a lock would wait for ever."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise InputError("a callback cannot generate with the model that calls it; generate after the call returns")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *about: object) -> None:
+        self._owner = 0
+        self._lock.release()
+
+
 class Model:
     """A bundle that is ready to generate.
 
@@ -62,7 +79,7 @@ class Model:
         is_donut = self.image_processor is not None and self.image_processor.kind == "Donut"
         self.settings = ModelSettings(about, runtime, codec, is_donut=is_donut)
         self.text = Texts(bundle, self.settings, codec)
-        self._lock = threading.Lock()  # held during runs of the runtime
+        self._lock = _RuntimeLock()
 
     @property
     def manifest(self) -> Manifest:

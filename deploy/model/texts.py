@@ -17,6 +17,9 @@ from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["Texts"]
 
+MOST_TOKENS = 1 << 31
+"""No tokenizer has a token from here on."""
+
 
 class Texts:
     """Texts and token ids of a loaded model.
@@ -180,6 +183,9 @@ class Texts:
             raise InputError(
                 "sequence is not a row of token ids, expected integers [T]; pass one row at a time"
             ) from None
+        outside = next((token for token in tokens if not 0 <= token < MOST_TOKENS), None)
+        if outside is not None:
+            raise InputError(f"sequence holds {outside}, which is not a token id; pass one row of generated tokens")
         return codec.decode(tokens)
 
     def require_tokenizer(self) -> TextCodec:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,12 +116,16 @@ class Scheduler:
         Raises
         ------
         InputError
-            The sample has more beams than rows may run together.
+            The sample has more beams than rows may run together, or the number of another sample.
         """
         if sample.options.num_beams > self._max_rows:
             raise InputError(
-                f"{sample.options.rows_asked} is more than the {self._max_rows} rows that this scheduler runs together; "
-                "make it with more rows"
+                f"{sample.options.rows_asked} is more than the {self._max_rows} rows that this scheduler runs "
+                "together; make it with more rows"
+            )
+        if sample.number in self._owners:
+            raise InputError(
+                f"sample {sample.number} is in the scheduler already; give each sample a number of its own"
             )
         key = replace(sample, alone=False).batch_key
         if key not in self._lanes:
@@ -151,17 +156,8 @@ class Scheduler:
         if steps >= self._most_steps:
             self._lanes[key] = self._lanes.pop(key)  # to the end of the next round
             self._turn = None, 0
-        try:
-            with self._lock:
-                self._run(lane, free)
-        except Exception as error:  # an error of the runtime, or a defect
-            alone = lane.fail()
-            if not self._retry:
-                raise
-            self._ended += [FailedSample(sample.number, error) for sample in alone]
-        except BaseException:
-            lane.fail()
-            raise
+        with self._lock:
+            self._run_or_fail(lane, free)
         if lane.batch is not None:
             self.cache_bytes = lane.batch.decoding.cache_bytes
             lane.close_finished()
@@ -192,6 +188,21 @@ class Scheduler:
         """Return the buffers to the runtime. Samples that are in a batch are lost."""
         for lane in self._lanes.values():
             lane.close()
+
+    def _run_or_fail(self, lane: Lane, free: int) -> None:
+        try:
+            self._run(lane, free)
+        except _EventFailed as failed:
+            lane.fail()
+            raise failed.error from failed.error.__cause__
+        except Exception as error:  # an error of the runtime, or a defect
+            alone = lane.fail()
+            if not self._retry:
+                raise
+            self._ended += [FailedSample(sample.number, error) for sample in alone]
+        except BaseException:
+            lane.fail()
+            raise
 
     def _run(self, lane: Lane, free: int) -> None:
         self._running = lane
@@ -242,12 +253,25 @@ class Scheduler:
     def _on_encode(self, samples: Sequence[Sample]) -> None:
         self.work.prefills += 1
         self.work.samples += len(samples)
-        self._events.on_started([sample.number for sample in samples])
+        self._report(self._events.on_started, [sample.number for sample in samples])
+
+    def _report(self, event: Callable[..., Any], *about: Any) -> Any:
+        """Report an event. Its exceptions end the turn: they are not errors of a sample."""
+        try:
+            return event(*about)
+        except Exception as error:
+            raise _EventFailed(error) from error
 
     # The callback of the lanes' searches
 
     def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
-        lane, leaving = self._running, np.asarray(self._events.on_step(samples, tokens), np.bool_)
+        lane, returned = self._running, self._report(self._events.on_step, samples, tokens)
+        leaving = np.zeros(len(samples), np.bool_) if returned is None else np.asarray(returned, np.bool_)
+        if leaving.shape != samples.shape:
+            shown = reprlib.repr(returned)
+            raise _EventFailed(
+                InputError(f"on_step returned {shown}, expected bool [{len(samples)}]; True cancels a sample")
+            )
         if lane.cancelled:
             leaving = leaving | np.array([number in lane.cancelled for number in samples.tolist()])
         for number in samples[leaving].tolist():
@@ -257,5 +281,15 @@ class Scheduler:
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
         self._running.forget(sample)
+        if self._owners.pop(sample, None) is None:  # it was cancelled in this step
+            return
         self._ended.append(FinishedSample(sample, result))
-        self._events.on_finished(sample, result)
+        self._report(self._events.on_finished, sample, result)
+
+
+class _EventFailed(BaseException):
+    """An exception of the caller's events. It is not an `Exception`, which would be an error of the samples."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -49,6 +49,10 @@ class SearchCallback(Protocol):
 def check_callback(callback: object) -> None:
     """Raise InputError unless ``callback`` is a `SearchCallback`, or None, which is the default."""
     lacking = [name for name in ("on_step", "on_finished") if not callable(getattr(callback, name, None))]
+    if isinstance(callback, type):
+        raise InputError(
+            f"callback is the class {callback.__name__}, expected an object of it; pass {callback.__name__}()"
+        )
     if callback is not None and lacking:
         raise InputError(
             f"callback={callback!r} has no method {' and no '.join(lacking)}; pass an object with both, as "

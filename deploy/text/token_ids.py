@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,14 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     Raises
     ------
     InputError
-        There are no tokens, too many, or one outside the vocabulary.
+        There are no tokens, too many, one outside the vocabulary, or something else.
     """
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence | np.ndarray):
+        raise InputError(f"the token ids are {type(tokens).__name__}, expected integers [N]; pass a list of them")
+    given: Sequence[Any] | Array = tokens
+    wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, Integral)]
+    if wrong:
+        raise InputError(f"the token ids hold {type(wrong[0]).__name__}, expected integers [N]; pass a list of them")
     if not len(tokens):
         raise InputError("no token ids; expected at least one")
     outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)

@@ -77,7 +77,7 @@ def no_repeat_ngrams(options: GenerationOptions, source: Ints | None) -> Ban | N
 def source_ngrams(options: GenerationOptions, source: Ints | None) -> Ban | None:
     """The ban of ``encoder_no_repeat_ngram_size``: n-grams of the source are banned words."""
     size = options.encoder_no_repeat_ngram_size
-    if source is None or not size:
+    if source is None or not 0 < size <= len(source):
         return None
     tokens = source.tolist()
     return Words(set(zip(*(tokens[first:] for first in range(size)), strict=False)))

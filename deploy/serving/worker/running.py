@@ -98,6 +98,7 @@ class RunningRequests:
         self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
         self._events: list[Event] = []
+        self._undecoded: list[tuple[_OpenRow, BundleError]] = []  # rows whose tokens the tokenizer cannot decode
         self._tokens = 0
         self._reported = time.monotonic()
 
@@ -141,6 +142,9 @@ class RunningRequests:
                 self._fail(running.owner, ended.error)
             else:
                 self._take(running.owner, ended)
+        for owner, error in self._undecoded:
+            self._fail(owner, error)
+        self._undecoded.clear()
         if self._events or not self.active or time.monotonic() > self._reported + REPORT_SECONDS:
             self.report()
 
@@ -224,12 +228,18 @@ class RunningRequests:
         self.report()
 
     def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
+        cancelled = np.zeros(len(samples), np.bool_)
         if self._stream and tokens is not None:
-            for number, token in zip(samples.tolist(), tokens.tolist(), strict=True):
+            for place, (number, token) in enumerate(zip(samples.tolist(), tokens.tolist(), strict=True)):
                 running = self._samples.get(number)
-                if running is not None and running.owner.input.is_one_sample:  # windows have no order of tokens
+                if running is None or not running.owner.input.is_one_sample:  # windows have no order of tokens
+                    continue
+                try:
                     self._stream_token(running, token)
-        return np.zeros(len(samples), np.bool_)
+                except BundleError as error:  # of the tokenizer
+                    self._undecoded.append((running.owner, error))
+                    cancelled[place] = True
+        return cancelled
 
     def on_finished(self, sample: int, result: SearchResult) -> None:
         """Do nothing: `turn` takes the results."""

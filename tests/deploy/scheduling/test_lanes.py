@@ -143,8 +143,83 @@ def test_failure_stays_with_its_sample(runner: Runner, monkeypatch: pytest.Monke
     assert sorted(found) == [0, 1, 2]
 
 
-def test_a_sample_of_more_beams_than_rows_is_refused(runner: Runner) -> None:
-    with pytest.raises(
-        InputError, match="num_beams=4 is more than the 3 rows that this scheduler runs together; make it"
-    ):
-        runner.scheduler(3).add(runner.sample(0, [5, 6, 2], asked(4, 3)))
+def test_what_a_scheduler_cannot_run_is_refused(runner: Runner) -> None:
+    scheduler, match = (
+        runner.scheduler(3),
+        "num_beams=4 is more than the 3 rows that this scheduler runs together; make it",
+    )
+    with pytest.raises(InputError, match=match):
+        scheduler.add(runner.sample(0, [5, 6, 2], asked(4, 3)))
+    scheduler.add(runner.sample(0, [5, 6, 2], asked(1, 3)))
+    with pytest.raises(InputError, match="sample 0 is in the scheduler already; give each sample a number of its own"):
+        scheduler.add(runner.sample(0, [5, 6, 2], asked(1, 3)))
+    wrong: tuple[Any, ...] = (0, -1, 4.0, True, None)
+    for rows in wrong:
+        with pytest.raises(InputError, match="is not a number of rows; pass 1 or more"):
+            runner.scheduler(rows)
+
+
+@pytest.mark.parametrize("raising", ["on_started", "on_step", "on_finished"])
+def test_an_error_of_the_events_is_not_one_of_a_sample(runner: Runner, raising: str) -> None:
+    events = Events()
+
+    def fail(*about: Any) -> Any:
+        raise LookupError("of the caller")
+
+    setattr(events, raising, fail)
+    scheduler = runner.scheduler(4, events)
+    scheduler.add(runner.sample(0, [5, 6, 2], asked(1, 3)))
+    with pytest.raises(LookupError, match="of the caller"):
+        run(scheduler)
+
+
+@pytest.mark.parametrize("returned", [True, [True, False], [[True]], "no"])
+def test_a_wrong_answer_of_on_step_is_refused(runner: Runner, returned: Any) -> None:
+    class Wrong(NullEvents):
+        def on_step(self, samples: Ints, tokens: Ints | None) -> Any:
+            return returned
+
+    with pytest.raises(InputError, match=r"on_step returned .*, expected bool \[1\]; True cancels a sample"):
+        runner.generate([[5, 6, 2]], callback=Wrong(), max_new_tokens=2)
+    with pytest.raises(InputError, match=r"callback is the class Wrong, expected an object of it; pass Wrong\(\)"):
+        runner.generate([[5, 6, 2]], callback=Wrong, max_new_tokens=2)  # type: ignore[arg-type]
+
+
+def test_a_callback_that_generates_is_refused(runner: Runner) -> None:
+    class Nested(NullEvents):
+        def on_finished(self, sample: int, result: Any) -> None:
+            runner.generate([[5, 6]], max_new_tokens=2)
+
+    with pytest.raises(InputError, match="a callback cannot generate with the model that calls it; generate after the"):
+        runner.generate([[5, 6, 2]], callback=Nested(), max_new_tokens=2)
+    assert len(runner.generate([[5, 6, 2]], max_new_tokens=2).sequences) == 1
+
+
+def test_a_sample_that_on_finished_cancels_has_no_result(runner: Runner) -> None:
+    """Both would finish in the same step."""
+    told: list[int] = []
+
+    class Cancelling(Events):
+        def on_finished(self, sample: int, result: Any) -> None:
+            told.append(sample)
+            scheduler.cancel(1 - sample)
+
+    scheduler = runner.scheduler(4, Cancelling())
+    for number in range(2):
+        scheduler.add(runner.sample(number, [5, 6, 2], asked(1, 3)))
+    assert [*run(scheduler)] == told == [0]
+
+
+def test_absurd_settings_change_nothing(runner: Runner) -> None:
+    sampled: dict[str, Any] = {"do_sample": True, "seed": 3, "max_new_tokens": 4}
+    first, second = (runner.generate([[5, 6, 7]], top_k=k, **sampled).sequences for k in (10**30, 1000))
+    np.testing.assert_array_equal(first, second)
+    assert len(runner.generate([[5, 6, 7]], encoder_no_repeat_ngram_size=2**70, max_new_tokens=2).sequences) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1.5, 2.0], [True], "abc", [[1, 2]], None, 5, [None], ["5"], {5, 6}, np.ones((2, 2), int)]
+)
+def test_what_is_not_a_row_of_token_ids_is_refused(runner: Runner, tokens: Any) -> None:
+    with pytest.raises(InputError, match=r"the token ids (are|hold) .*, expected integers"):
+        runner.sample(0, tokens, {})
