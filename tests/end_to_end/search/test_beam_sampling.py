@@ -65,7 +65,8 @@ def test_seed_gives_the_same_tokens_in_any_batch(
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 5, (7, 3, 9, 1, 5))
     rows = [row[own > 0].tolist() for row, own in zip(ids, mask, strict=True)]
     together = runner.generate(ids, mask, **asked)
-    scheduled = runner.scheduler(2).run([runner.sample(number, row, asked) for number, row in enumerate(rows)])
+    samples = [runner.sample(number, row, asked) for number, row in enumerate(rows)]
+    scheduled = runner.scheduler(2 * samples[0].options.num_beams).run(samples)
     lines = [{"ids": row, **(asked if index != 2 else {"num_beams": 3})} for index, row in enumerate(rows)]
     stdin = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     done = caller(monkeypatch, capsys)(

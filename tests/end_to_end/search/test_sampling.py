@@ -71,7 +71,7 @@ def test_seed_gives_the_same_tokens_in_any_company(
     rows = [row[own > 0].tolist() for row, own in zip(ids, mask, strict=True)]
     together = runner.generate(ids, mask, **asked)
     samples = [runner.sample(number, row, asked) for number, row in enumerate(rows)]
-    scheduled = runner.scheduler(2).run(samples)
+    scheduled = runner.scheduler(2 * samples[0].options.num_beams).run(samples)
     other = Runner.load(runner.bundle.path, threads=1)
     for index, row in enumerate(rows):
         alone = other.generate([row], **asked).sequences
