@@ -32,25 +32,6 @@ from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 
-@pytest.mark.parametrize("variant", PRESETS)
-def test_every_variant(bundles: BundleCache, variant: str) -> None:
-    path = bundles(variant, "bart")
-    made, expected = in_memory(path), Runner.load(path, threads=1)
-    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
-    assert bool(made.cuda.launches) == (variant != "baseline")
-    cuda = made.cuda
-    del made
-    expect_nothing_left(cuda)
-
-
-@pytest.mark.parametrize(("family", "variant"), [("t5", "dedup"), ("t5", "xcache"), ("prophetnet", "dedup")])
-def test_other_families(bundles: BundleCache, family: str, variant: str) -> None:
-    path = bundles(variant, family)
-    made, expected = in_memory(path), Runner.load(path, threads=1)
-    expect_same(made.runner, expected, runs_of(expected.manifest.sizes.source_vocabulary))
-    assert made.cuda.launches
-
-
 @pytest.mark.parametrize(
     ("family", "variant"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +11,13 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.families import WHISPER_GENERATION
 from support.runtimes import session_in_memory, tensorrt_in_memory
 from support.runtimes.cuda_in_memory import expect_nothing_left
+from support.runtimes.devices import DEVICES, Made
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample, Scheduler
 from tightbeam.graph_passes import PRESETS
 
-Made = tensorrt_in_memory.InMemory | session_in_memory.InMemory
-DEVICES: dict[str, Callable[[Path], Made]] = {
-    "tensorrt": tensorrt_in_memory.in_memory,
-    "onnxruntime": session_in_memory.in_memory,
-}
 JOINED = [preset for preset in PRESETS if preset != "baseline"]
 """The presets without a cache that grows by a position for all rows at once."""
 FAMILIES = [*(("bart", preset) for preset in JOINED), ("t5", "dedup"), ("prophetnet", "dedup"), ("gpt2", "dedup")]

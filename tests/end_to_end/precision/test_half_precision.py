@@ -83,8 +83,8 @@ def torch_log_probabilities(bundle: Bundle, model: Any, sources: Sources, tokens
     start = bundle.manifest.generation.get("decoder_start_token_id", 0)
     found = []
     for sample, forced in enumerate(tokens[:, :-1]):
-        if sources.prompt is not None:
-            prompt = sources.prompt.tokens[sample, sources.prompt.padding[sample] :]
+        if sources.prompts is not None:
+            prompt = sources.prompts.tokens[sample, -sources.prompts.first_positions[sample] - 1 :]
             given = {"input_ids": torch.tensor(np.concatenate([prompt, forced]))[None]}
         else:
             source = torch.tensor(sources.source[sample, : sources.mask[sample].sum()])[None]
