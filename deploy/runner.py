@@ -46,7 +46,7 @@ from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.run import finished
-from tightbeam.deploy.inputs.sources import check_batch_size, check_recordings
+from tightbeam.deploy.inputs.sources import check_count, check_recordings
 from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
@@ -577,7 +577,7 @@ class Runner:
             The errors of `transcribe_segments`. Settings and the recording are checked before this returns.
         """
         settings = self._with_timestamps(self.model.settings.without_effect(settings))
-        check_batch_size(batch_size, "windows")
+        check_count("batch_size", batch_size, "windows")
         (source,) = check_recordings([recording], "the recording")
         return stream_segments(self.model, source, batch_size=batch_size, settings=settings)
 
@@ -643,7 +643,7 @@ class Runner:
             The runtime failed.
         """
         settings = self.model.settings.without_effect(settings)
-        check_batch_size(batch_size, "images")
+        check_count("batch_size", batch_size, "images")
         return read_images(self.model, images, batch_size=batch_size, settings=settings)
 
     def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
@@ -687,8 +687,7 @@ class Runner:
         Scheduler
             For use by one thread. Other calls of this runner run between its turns.
         """
-        if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
-            raise InputError(f"max_rows={max_rows!r} is not a number of rows; pass 1 or more")
+        check_count("max_rows", max_rows, "rows")
         return self.model.scheduler(max_rows, events)
 
     def _outputs(
@@ -697,7 +696,7 @@ class Runner:
         if isinstance(texts, str) or not hasattr(texts, "__iter__"):
             kind = "one string" if isinstance(texts, str) else type(texts).__name__
             raise InputError(f"texts is {kind}, expected a list of strings; pass [text]")
-        check_batch_size(batch_size, "texts")
+        check_count("batch_size", batch_size, "texts")
         self.options(**settings)
         samples: list[Sample] = []
         for index, text in enumerate(texts):
@@ -742,7 +741,7 @@ class Runner:
             raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
         if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
             raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
-        check_batch_size(batch_size, "windows")
+        check_count("batch_size", batch_size, "windows")
         sources = check_recordings(recordings)
         if self.recordings is None:
             run = finished(run_windows(self.model, sources, batch_size=batch_size, settings=settings))

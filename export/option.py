@@ -29,7 +29,7 @@ KEYWORDS = re.compile(r"^\*\*\w+\n(?: {4}.*\n)+", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Option:
-    """What a record says about one of its options."""
+    """The facts that a record states about one of its options."""
 
     help: str
     """Text of ``--help``, of ``help()`` and of the reference pages; it names other options as the command does."""

@@ -97,7 +97,7 @@ class Bundle:
             self.weights_check.wait()
 
     def stop_comparing(self) -> None:
-        """End the comparison of the weights file early, if the bundle is no longer needed."""
+        """Stop comparing the weights file with its checksum, because the bundle is no longer needed."""
         if self.weights_check is not None:
             self.weights_check.stop()
 

@@ -200,7 +200,7 @@ class GenerationOptions:
         *source : sequence of int or array
             Token ids without padding, or float32 features.
         entropy : bytes
-            Entropy of the draws if there is no seed; by default the system's.
+            Random bytes for the draws, read if no seed is set. By default the system gives them.
 
         Returns
         -------

@@ -69,7 +69,7 @@ class Sampling:
         *source
             Token ids without padding, or float32 features.
         entropy : bytes
-            Entropy of the key if there is no seed; by default 16 bytes from the system.
+            Random bytes for the key, read if no seed is set. By default the system gives 16.
         """
         if self.seed is None:
             return replace(self, key=hashlib.blake2b(entropy or secrets.token_bytes(16), digest_size=16).digest())

@@ -83,7 +83,7 @@ def has_timestamps(generation: Mapping[str, Any], vocab_size: int) -> bool:
 
 
 def _times(settings: Settings, defaults: Mapping[str, Any]) -> Scoring | None:
-    """What the times of tokens are made of, if the caller asks for them; the checkpoint cannot, as in transformers."""
+    """Read the scoring that times of tokens need, if the caller asks for times; a checkpoint cannot ask for them."""
     if not settings[TIMES] or not settings.is_callers(TIMES):
         return None
     if settings.is_callers(HEADS) and settings[HEADS] != defaults.get(HEADS):

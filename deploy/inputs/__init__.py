@@ -1,1 +1,1 @@
-"""What becomes samples, and in which order: lines, files, recordings, windows, images; and the loop that runs them."""
+"""Inputs as samples: lines, files, recordings, windows and images, their order, and the loop that runs them."""

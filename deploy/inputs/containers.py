@@ -123,7 +123,7 @@ def _uncounted_mp3(file: BinaryIO, data: bytes, start: int) -> OpenEnded | None:
 
 
 def _frame_bytes(data: bytes) -> int:
-    """Return the length of the MP3 frame at the beginning of ``data``; 0 if there is no frame, or no length."""
+    """Return the length of the MP3 frame that ``data`` begins with; 0 if it begins with no frame of a known length."""
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE6 != 0xE2:  # synchronisation and layer III
         return 0
     version, kbits, rate = data[1] >> 3 & 3, data[2] >> 4, data[2] >> 2 & 3

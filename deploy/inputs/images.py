@@ -69,9 +69,8 @@ class ImageReader(SourceReader):
         numbers: Iterator[int] | None = None,
         most_pages: float = math.inf,
     ) -> None:
-        self._processor = model.require_images()
-        super().__init__(model.settings.options(**settings).without_source_tokens("an image"), numbers)
-        self._model, self._settings, self._most_pages = model, settings, most_pages
+        self._processor, self._most_pages = model.require_images(), most_pages
+        super().__init__(model, settings, numbers, without_tokens="an image")
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         if not isinstance(source, str | bytes):
@@ -84,7 +83,7 @@ class ImageReader(SourceReader):
         return PartedInput(result, [], count=len(file), parts=pages, paged=True).begin(IMAGES_AHEAD)
 
     def _sample(self, colours: npt.NDArray[np.uint8]) -> Sample:
-        return self._model.sample_of_pixels(next(self.numbers), self._processor.pixels(colours), self._settings)
+        return self.model.sample_of_pixels(next(self.numbers), self._processor.pixels(colours), self.settings)
 
     def _check_pages(self, pages: int, shown: str) -> None:
         returned = self.options.num_return_sequences
@@ -146,5 +145,6 @@ def read_images(model: Model, images: Any, *, batch_size: int, settings: Mapping
             raise InputError(f"image {index}: {done.failure}")
         if done.failure is not None:
             raise done.failure
-        found.append(done.output(model))
+        assert done.made is not None
+        found.append(done.made)
     return found

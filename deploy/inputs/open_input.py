@@ -29,12 +29,15 @@ class OpenInput:
         The reason why it cannot be run.
     found : dict of int to SearchResult
         Results by the samples' numbers.
+    made : Output or None
+        The output, once the input is finished.
     """
 
     result: InputResult
     samples: list[Sample]
     failure: ValueError | None = None
     found: dict[int, SearchResult] = field(default_factory=dict)
+    made: Output | None = None
 
     @property
     def done(self) -> bool:
@@ -74,7 +77,8 @@ class OpenInput:
         self.close()
         if self.failure is None:
             try:
-                self.result.set_output(self.output(model))
+                self.made = self.output(model)
+                self.result.set_output(self.made)
             except BundleError as error:  # of the tokenizer
                 self.failure = error
         if self.failure is not None:

@@ -72,8 +72,8 @@ class ReadAhead(Generic[T]):
         Parameters
         ----------
         timeout : float, optional
-            The most seconds to wait; by default there is no limit. After an item that did not come in time, the next
-            calls do not wait until it is there.
+            The most seconds to wait. By default the call waits until an item comes. After a call that waited in vain,
+            the next calls return at once, until an item has come.
 
         Raises
         ------

@@ -66,9 +66,8 @@ class RecordingReader(SourceReader):
         together: int = 4,
     ) -> None:
         assert model.recordings is not None
-        super().__init__(model.settings.options(**settings).without_source_tokens("a recording"), numbers)
-        self._model, self._settings, self._recordings = model, settings, model.recordings
-        self._most_s, self._together = most_s, together
+        super().__init__(model, settings, numbers, without_tokens="a recording")
+        self._recordings, self._most_s, self._together = model.recordings, most_s, together
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         recordings = self._recordings
@@ -92,7 +91,7 @@ class RecordingReader(SourceReader):
         for part in parts:
             with _named(result.source):
                 features = self._recordings.features(samples.read(part))
-            yield self._model.sample_of_recording(next(self.numbers), features, self._settings)
+            yield self.model.sample_of_recording(next(self.numbers), features, self.settings)
 
 
 @contextmanager

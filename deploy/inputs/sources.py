@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.inputs.audio_files import as_samples
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.json_line import TRUNCATE, in_json, settings_of_line
@@ -19,7 +18,7 @@ from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import MOST_OPEN, FoundSegments, run_inputs
 from tightbeam.deploy.model.model import Model
 
-__all__ = ["MakeReader", "SourceReader", "check_batch_size", "check_recordings", "run_sources"]
+__all__ = ["MakeReader", "SourceReader", "check_count", "check_recordings", "run_sources"]
 
 
 class SourceReader:
@@ -27,15 +26,33 @@ class SourceReader:
 
     Parameters
     ----------
-    options : GenerationOptions
-        The resolved settings.
+    model : Model
+    settings : mapping
+        Settings of ``model.generate``.
     numbers : iterator of int, optional
         Numbers of the samples.
+    without_tokens : str, optional
+        The kind of source, if it has no tokens that a setting could be about.
+
+    Raises
+    ------
+    GenerationError
+        A setting is wrong.
     """
 
-    def __init__(self, options: GenerationOptions, numbers: Iterator[int] | None = None) -> None:
-        self.options = options
+    def __init__(
+        self,
+        model: Model,
+        settings: Mapping[str, Any],
+        numbers: Iterator[int] | None = None,
+        *,
+        without_tokens: str | None = None,
+    ) -> None:
+        self.model, self.settings = model, settings
         self.numbers = count() if numbers is None else numbers
+        self.options = model.settings.options(**settings)
+        if without_tokens is not None:
+            self.options = self.options.without_source_tokens(without_tokens)
 
     def read(self, number: int, source: Any) -> OpenInput:
         """Read a source, or an error in place of one. If it cannot be read, the input has a failure."""
@@ -150,10 +167,10 @@ def run_sources(
     yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=ahead, most_open=most_open)
 
 
-def check_batch_size(batch_size: Any, inputs: str) -> None:
-    """Raise InputError unless ``batch_size`` is a positive integer. The error calls the inputs ``inputs``."""
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise InputError(f"batch_size={batch_size!r} is not a number of {inputs}; pass 1 or more")
+def check_count(name: str, count: Any, counted: str) -> None:
+    """Raise InputError unless the argument ``name`` is a positive integer, a number of ``counted``."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise InputError(f"{name}={count!r} is not a number of {counted}; pass 1 or more")
 
 
 def check_recordings(recordings: Sequence[Any], name: str | None = None) -> list[str | bytes | Array]:

@@ -198,8 +198,8 @@ class WindowReader(SourceReader):
         most_s: float = math.inf,
     ) -> None:
         self._log_mel = model.require_windows()
-        super().__init__(model.settings.options(**settings), numbers)
-        self._model, self._settings, self._on_transcribed, self._most_s = model, settings, on_transcribed, most_s
+        super().__init__(model, settings, numbers)
+        self._on_transcribed, self._most_s = on_transcribed, most_s
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
         model.settings.window_options(settings, WindowStart(self._how.prompt_ids))
@@ -231,7 +231,7 @@ class WindowReader(SourceReader):
         made = []
         for part in parts:
             window = part.window(0, part.frames)
-            made.append(self._model.sample_of_features(next(self.numbers), window, self._settings))
+            made.append(self.model.sample_of_features(next(self.numbers), window, self.settings))
             part.close()
         return OpenInput(result, made)
 
@@ -251,7 +251,7 @@ class WindowReader(SourceReader):
     def _in_sequence(self, result: InputResult, recordings: list[StoredFeatures], *, timestamps: bool) -> OpenInput:
         window_s = self._log_mel.chunk_s
         parts = [
-            SequentialTranscription(self._model, own, self._settings, timestamps=timestamps, begin_s=index * window_s)
+            SequentialTranscription(self.model, own, self.settings, timestamps=timestamps, begin_s=index * window_s)
             for index, own in enumerate(recordings)
         ]
         made = _WindowedInput(result, [], parts=parts, features=recordings, numbers=self.numbers)

@@ -44,25 +44,7 @@ class ModelSettings:
         self._resolved: dict[tuple[Layer, ...], ResolvedSettings] = {}
 
     def options(self, **settings: Any) -> GenerationOptions:
-        """Resolve generation settings: the bundle's defaults, overridden by ``settings``.
-
-        Parameters
-        ----------
-        **settings
-            Arguments of transformers' ``model.generate``, by the same names (``num_beams``, ``max_new_tokens``, ...).
-            ``generation_config`` is a transformers `GenerationConfig`, a dict, or the name of a JSON file. The other
-            settings override it, and its fields that are None keep the checkpoint's values.
-
-        Returns
-        -------
-        GenerationOptions
-            For a decoder-only model, lengths are resolved for a prompt of one token.
-
-        Raises
-        ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        """
+        """Resolve settings for a prompt of one token; `Runner.options` documents them."""
         return self.options_for(1, settings)
 
     def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:

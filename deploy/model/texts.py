@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
@@ -12,7 +14,7 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.text.rows import ragged_rows
-from tightbeam.deploy.text.token_ids import check_batch, check_ids, longest_source
+from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["Texts"]
@@ -43,29 +45,7 @@ class Texts:
         return self._codec is not None
 
     def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
-        """Tokenize a source text.
-
-        Parameters
-        ----------
-        text : str
-            The source, or the prompt of a decoder-only model.
-        truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise. The new tokens of
-            ``settings`` keep their positions when a prompt is cut.
-        **settings
-            Arguments of ``model.generate``. They matter for prompts, and ``source_language`` for a translator.
-
-        Returns
-        -------
-        tokens : list of int
-        cut : int
-            Number of tokens that were cut off; 0 if the text fits.
-
-        Raises
-        ------
-        InputError
-            The text cannot be run.
-        """
+        """Tokenize a source text; `Runner.encode` documents arguments, results and errors."""
         if not isinstance(text, str):
             raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
         if self._about.speech:
@@ -146,8 +126,8 @@ class Texts:
                 self.check_ids(row)
             except InputError as error:
                 raise InputError(f"row {index} of input_ids: {error}") from None
-            ids, mask = check_batch([row], None, options, self._sizes)
-            found.append((ids[0], mask[0]))
+            ids = np.array([row], np.int64)
+            found.append((ids[0], checked_mask(None, ids, options, self._sizes)[0]))
         return found
 
     def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
@@ -159,23 +139,7 @@ class Texts:
         return self._sizes.max_target - options.max_length + 1
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
-        """Make text of one generated sequence.
-
-        Parameters
-        ----------
-        sequence : integers [T]
-            A row of ``SearchResult.sequences``; special tokens are left out.
-
-        Returns
-        -------
-        str
-            The text.
-
-        Raises
-        ------
-        InputError
-            The bundle has no tokenizer, or ``sequence`` holds other values than token ids.
-        """
+        """Make text of one generated sequence; `Runner.decode` documents it."""
         codec = self.require_tokenizer()
         try:
             tokens = [int(token) for token in sequence]

@@ -76,7 +76,7 @@ class Sample:
         mask : int64 [N], optional
             0 at padding. The tokens of a prompt are contiguous; its padding is moved in front of them.
         entropy : bytes
-            Entropy of the draws if there is no seed; by default the system's.
+            Random bytes for the draws, read if no seed is set. By default the system gives them.
         """
         ids = np.array(tokens, np.int64)
         own = ids if mask is None else ids[mask > 0]

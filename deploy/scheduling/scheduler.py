@@ -162,8 +162,6 @@ class Scheduler:
             self.cache_bytes = lane.batch.decoding.cache_bytes
             lane.close_finished()
         ended, self._ended = self._ended, []
-        for each in ended:
-            self._owners.pop(each.number, None)
         return ended
 
     def run(self, samples: Iterable[Sample]) -> dict[int, SearchResult]:
@@ -199,7 +197,9 @@ class Scheduler:
             alone = lane.fail()
             if not self._retry:
                 raise
-            self._ended += [FailedSample(sample.number, error) for sample in alone]
+            for sample in alone:
+                del self._owners[sample.number]
+                self._ended.append(FailedSample(sample.number, error))
         except BaseException:
             lane.fail()
             raise

@@ -24,7 +24,7 @@ from tightbeam.deploy.search.token_scores import RowScores
 __all__ = ["BatchSearch", "Place"]
 
 State = TypeVar("State")
-"""What a kind of search keeps of each sample."""
+"""The state that a kind of search has for each sample."""
 NO_TOKEN = -2
 """Filler in the table of end tokens, which equals no token."""
 LOWEST = np.finfo(np.float32).min
@@ -104,12 +104,8 @@ class BatchSearch(Generic[State]):
         """Run one step. Reports samples that are final to the callback, and removes them and the cancelled ones."""
         raise NotImplementedError
 
-    def filler(self, options: GenerationOptions) -> int:
-        """The token that a sample's rows are padded with."""
-        raise NotImplementedError
-
     def new_state(self, options: GenerationOptions, beginning: int) -> State:
-        """What the search keeps of a sample that joins, whose rows begin with some tokens."""
+        """Return the search's own state for a sample that joins, whose rows begin with ``beginning`` tokens."""
         raise NotImplementedError
 
     def first_scores(self) -> Floats:

@@ -67,9 +67,6 @@ class BeamSearch(BatchSearch[FinishedBeams]):
     pool_scores: Floats
     pool_lengths: Ints
 
-    def filler(self, options: GenerationOptions) -> int:
-        return options.fill_token_id
-
     def first_scores(self) -> Floats:
         return only_first_beams(self.M)
 

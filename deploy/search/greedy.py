@@ -19,9 +19,6 @@ class GreedySearch(BatchSearch[None]):
     A sample is removed with its end-of-sequence token: `_sample` only pads it after that. There are no scores.
     """
 
-    def filler(self, options: GenerationOptions) -> int:
-        return options.pad_token_id or 0
-
     def new_state(self, options: GenerationOptions, beginning: int) -> None:
         return None
 

@@ -37,9 +37,6 @@ class PoolSearch(BatchSearch[list[Pool]]):
         self.size = options.num_beams // self.groups
         super().__init__(step, options, callback)
 
-    def filler(self, options: GenerationOptions) -> int:
-        return options.fill_token_id
-
     def first_scores(self) -> Floats:
         return only_first_beams(self.M, self.size)
 

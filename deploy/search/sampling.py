@@ -29,9 +29,6 @@ class SampleSearch(BatchSearch[Floats]):
 
     ended: Bools
 
-    def filler(self, options: GenerationOptions) -> int:
-        return options.pad_token_id or 0
-
     def new_state(self, options: GenerationOptions, beginning: int) -> Floats:
         """The random numbers float64 [M, new tokens] of a sample."""
         keyed, count = keyed_settings(options), options.max_length - beginning

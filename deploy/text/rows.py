@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.text.token_ids import other_than_integers
 
 __all__ = ["beginnings_of", "ragged_rows"]
 
@@ -34,8 +34,7 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
     if not all(isinstance(row, list | tuple) for row in rows) or len({len(row) for row in rows}) < 2:
         return None
     for index, row in enumerate(rows):
-        wrong = [token for token in row if isinstance(token, bool) or not isinstance(token, Integral)]
-        if wrong or not len(row):
+        if (wrong := other_than_integers(row)) or not len(row):
             held = f"holds {type(wrong[0]).__name__}" if wrong else "is empty"
             raise InputError(f"row {index} of input_ids {held}, expected integers; pass a row of token ids a sample")
     return [[int(token) for token in row] for row in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -15,7 +15,15 @@ from tightbeam.deploy.errors import InputError, first_line
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.padding import mask_of_padding, unbroken
 
-__all__ = ["as_array", "check_batch", "check_ids", "finite_float32", "longest_source"]
+__all__ = [
+    "as_array",
+    "check_batch",
+    "check_ids",
+    "checked_mask",
+    "finite_float32",
+    "longest_source",
+    "other_than_integers",
+]
 
 
 def longest_source(sizes: ModelSizes) -> str:
@@ -40,9 +48,7 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     """
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence | np.ndarray):
         raise InputError(f"the token ids are {type(tokens).__name__}, expected integers [N]; pass a list of them")
-    given: Sequence[Any] | Array = tokens
-    wrong = [each for each in given if isinstance(each, bool) or not isinstance(each, Integral)]
-    if wrong:
+    if wrong := other_than_integers(tokens):
         raise InputError(f"the token ids hold {type(wrong[0]).__name__}, expected integers [N]; pass a list of them")
     if not len(tokens):
         raise InputError("no token ids; expected at least one")
@@ -51,6 +57,11 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
         raise InputError(f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}")
     if len(tokens) > sizes.max_source:
         raise InputError(f"{len(tokens)} token ids are more than {longest_source(sizes)}; shorten them")
+
+
+def other_than_integers(values: Iterable[Any]) -> list[Any]:
+    """Return the values that are not integers; a bool is not one here."""
+    return [each for each in values if isinstance(each, bool) or not isinstance(each, Integral)]
 
 
 def check_batch(
@@ -82,16 +93,34 @@ def check_batch(
     """
     ids = as_array("input_ids", input_ids)
     _check_source(ids, sizes)
-    if attention_mask is None:
-        mask = (
-            mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
-            if sizes.decoder_only
-            else np.ones_like(ids)
-        )
-    else:
+    return np.ascontiguousarray(ids, dtype=np.int64), checked_mask(attention_mask, ids, options, sizes)
+
+
+def checked_mask(attention_mask: Any, ids: Array, options: GenerationOptions, sizes: ModelSizes) -> Array:
+    """Return the mask int64 [B, N] of checked ids.
+
+    Parameters
+    ----------
+    attention_mask : integers [B, N] or None
+        None for the mask that transformers assumes.
+    ids : integers [B, N]
+    options : GenerationOptions
+        The settings, for the pad token.
+    sizes : ModelSizes
+
+    Raises
+    ------
+    InputError
+        The mask has another shape or other values, leaves a row empty, or has a gap in a prompt.
+    """
+    if attention_mask is not None:
         mask = as_array("attention_mask", attention_mask)
+    elif sizes.decoder_only:
+        mask = mask_of_padding(ids, options.pad_token_id, options.eos_token_ids)
+    else:
+        mask = np.ones_like(ids)
     _check_mask(mask, ids, in_one_piece=sizes.decoder_only)
-    return np.ascontiguousarray(ids, dtype=np.int64), np.ascontiguousarray(mask, dtype=np.int64)
+    return np.ascontiguousarray(mask, dtype=np.int64)
 
 
 def _check_source(ids: Array, sizes: ModelSizes) -> None:

@@ -21,7 +21,7 @@ from tightbeam.graph_passes.caches.algebra import multiply_heads, right_inverse_
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, Sizes
 
 CHANGES = {ROTATION: "rotary positions (RoPE)", NORM: "a norm (RMSNormalization)"}
-"""What an operator between keys and scores is to a user."""
+"""The names that errors give to the operators between keys and scores."""
 
 
 @dataclass(frozen=True)
