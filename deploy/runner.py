@@ -686,6 +686,11 @@ class Runner:
         -------
         Scheduler
             For use by one thread. Other calls of this runner run between its turns.
+
+        Raises
+        ------
+        InputError
+            ``max_rows`` is not a positive integer.
         """
         check_count("max_rows", max_rows, "rows")
         return self.model.scheduler(max_rows, events)
