@@ -71,8 +71,8 @@ def main(
     if any(R % beams for R in rows):
         raise typer.BadParameter(f"rows {rows} must be multiples of beams, {beams}")
     console = Console(highlight=False)
-    bundles = {variant: bundle_of(checkpoint, work, variant, console) for variant in VARIANTS}
-    console.print(f"parity: {check_parity(bundles, source, threads)}")
+    bundles = {variant: _bundle_of(checkpoint, work, variant, console) for variant in VARIANTS}
+    console.print(f"parity: {_check_parity(bundles, source, threads)}")
     figures: dict[str, Any] = {"step_ms": [], "encoder_s": []}
     figures["encoder_s"] = _time_encoder(bundles["dedup"], encoder_batch, source, max(3, rounds // 3), threads)
     _print_encoder(console, figures["encoder_s"], source)
@@ -83,7 +83,7 @@ def main(
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
+def _bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> Bundle:
     folder = work / f"{checkpoint.name}-{variant}"
     if folder.exists():
         return Bundle.load(folder)
@@ -91,7 +91,7 @@ def bundle_of(checkpoint: Path, work: Path, variant: str, console: Console) -> B
     return export_model(checkpoint, folder, variant=variant)
 
 
-def check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
+def _check_parity(bundles: dict[str, Bundle], source: int, threads: int | None) -> str:
     """Compare the tokens of all variants on one batch, and say so in a line. Raises SystemExit if they differ."""
     found: dict[str, list[list[int]]] = {}
     for variant, bundle in bundles.items():
