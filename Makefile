@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server check test lint docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,7 +78,10 @@ lint: $(READY) ## [1 min] formatting, strict types, and which module may import 
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 
-docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a dead link fails it
+reference: $(READY) ## [0 min] write the tables of docs/ that are made from the code, after a change of a help text or of a table
+	$(BIN)/python -m tools.docs
+
+docs: $(ON_DOCS) ## [0 min] build the documentation as a site in build/site; a dead link or an old table fails it
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 	@echo "the site is in build/site: open build/site/index.html"
 

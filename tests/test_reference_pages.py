@@ -1,4 +1,4 @@
-"""The reference pages name what the code has: all of it, and nothing else. Tables made at build time come out whole."""
+"""The reference pages name what the code has: all of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from tightbeam.deploy.serving.protocol import tensors
 from tightbeam.export.families.refused import REFUSED
 from tightbeam.export.families.table import FAMILIES
 from tightbeam.plugins.ops import OPERATORS
+from tools.docs import tables
 from tools.docs.pages import ROOT, for_site
-from tools.docs.tables import MARKER, command_names, with_tables
+from tools.docs.tables import command_names, table, with_tables
 
 REFERENCE = ROOT / "docs" / "reference"
 DIRECTIVE = re.compile(r"^::: (tightbeam\.[\w.]+)$", re.MULTILINE)
@@ -42,8 +43,8 @@ def section(text: str, heading: str) -> str:
     return found[1]
 
 
-def first_column(table: str) -> list[str]:
-    return re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+def first_column(rows: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)` \|", rows, re.MULTILINE)
 
 
 def entries() -> dict[str, Any]:
@@ -57,8 +58,25 @@ def entries() -> dict[str, Any]:
 
 
 def test_bundle_page_has_every_field() -> None:
-    documented = {name: first_column(table) for name, table in FIELDS.findall(page("bundle"))}
+    documented = {name: first_column(rows) for name, rows in FIELDS.findall(page("bundle"))}
     assert documented == {name: list(kind.model_fields) for name, kind in entries().items()}
+
+
+def test_tables_are_what_the_code_makes() -> None:
+    """Compare each committed table with the code's."""
+    made = tables.pages_with_tables()
+    assert {path.name for path in made} == {"commands.md", "metrics.md", "operators.md", "python.md", "settings.md"}
+    stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
+    assert not stale, f"{', '.join(stale)}: the code makes another table; run: make reference"
+
+
+def test_a_table_is_made_in_its_place() -> None:
+    marker = "<!-- made from the code: metrics -->"
+    once = with_tables(f"Before.\n\n{marker}\n\nAfter.\n\n{marker}\n")
+    assert once.count(tables.END) == 2 and once.count("`tightbeam_steps_total`") == 2 and "\n\nAfter.\n" in once
+    assert with_tables(once) == once == with_tables(once.replace("counter", "dial"))
+    with pytest.raises(KeyError):
+        with_tables("<!-- made from the code: table-of-nothing -->")
 
 
 def test_commands_page_has_every_command() -> None:
@@ -72,7 +90,7 @@ def test_table_of_a_command_has_every_option(name: str) -> None:
     app = importlib.import_module(command_names()[name].partition(":")[0]).app
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
     options = re.findall(r"^\W*(--[a-z][a-z-]*)", shown, re.MULTILINE)
-    made = with_tables(f"<!-- made from the code: command {name} -->")
+    made = table("command", name)
     listed = [parameter for parameter in first_column(made) if parameter.startswith("--")]
     assert len(listed) >= 5
     assert [*listed, "--help"] == options
@@ -87,9 +105,9 @@ def test_settings_page_has_every_setting() -> None:
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY | {"temperature"}
     for name in fields.fields_of(fields.ModelKind.TEXT).keys() - fields.fields_of(fields.ModelKind.WHISPER).keys():
         assert f"`{name}`" in section(page("settings"), "### Whisper")
-    made = with_tables(page("settings"))
-    for table in (fields.DORMANT, fields.UNSUPPORTED, fields.INERT):
-        assert all(f"`{name}`" in made for name in table if not name.startswith("_"))
+    for kind in ("DORMANT", "UNSUPPORTED", "INERT"):
+        made = table("settings", kind)
+        assert all(f"`{name}`" in made for name in getattr(fields, kind) if not name.startswith("_"))
 
 
 def test_ranges_of_settings() -> None:
@@ -144,16 +162,9 @@ def test_operators_page_has_every_operator() -> None:
     assert set(re.findall(r"^\| \[`(\w+)`\]", page("operators"), re.MULTILINE)) == set(OPERATORS)
     for name in OPERATORS:
         assert f"<!-- made from the code: operator {name} -->" in section(page("operators"), f"### {name}")
-    made = with_tables(page("operators"))
-    for operator in OPERATORS.values():
+    for name, operator in OPERATORS.items():
+        made = table("operator", name)
         assert all(f"`{tensor.name}`" in made for tensor in operator.tensors)
-
-
-def test_every_marker_makes_a_table() -> None:
-    for path in REFERENCE.glob("*.md"):
-        text = path.read_text("utf-8")
-        assert not MARKER.search(with_tables(text))
-        assert text.count("made from the code: ") == len(MARKER.findall(text)), path
 
 
 def test_python_page_has_every_public_object() -> None:

@@ -17,7 +17,7 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.option import Option, check_options, from_command, settings_of, with_options
 from tightbeam.export.options import ExportKeywords, ExportOptions
 from tightbeam.export.tensorrt.options import EngineOptions
-from tools.docs.tables import with_tables
+from tools.docs.tables import table
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_the_function_has_every_option_once() -> None:
 @pytest.mark.parametrize("record", [ExportOptions, Workload])
 def test_the_reference_page_has_every_option(record: type) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md").read_text("utf-8")
-    marker = f"<!-- made from the code: keywords {record.__module__}.{record.__name__} -->"
-    assert marker in page
-    table = with_tables(marker)
-    assert [line.split("`")[1] for line in table.splitlines()[2:]] == [setting.name for setting in settings_of(record)]
+    name = f"{record.__module__}.{record.__name__}"
+    assert f"<!-- made from the code: keywords {name} -->" in page
+    made = table("keywords", name)
+    assert [line.split("`")[1] for line in made.splitlines()[2:]] == [setting.name for setting in settings_of(record)]
 
 
 def test_every_field_is_an_option() -> None:

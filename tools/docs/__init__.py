@@ -1,1 +1,1 @@
-"""Additions of `make docs` to mkdocs: pages and tables that are made from the code."""
+"""The site of `make docs`, and the tables of its reference pages, which are made from the code."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -9,6 +11,8 @@ from mkdocs.structure.pages import Page
 from tools.docs.pages import OUTSIDE, ROOT, for_site
 from tools.docs.tables import with_tables
 
+LOG = logging.getLogger("mkdocs.tools.docs")
+"""A child of mkdocs' own logger, whose warnings fail a strict build."""
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 
 
@@ -24,4 +28,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]
-    return with_tables(for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri))
+    if with_tables(markdown) != markdown:
+        LOG.warning("%s has a table that the code makes otherwise; run: make reference", uri)
+    return for_site(markdown, SOURCES.get(uri, f"docs/{uri}"), uri)

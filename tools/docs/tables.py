@@ -1,6 +1,8 @@
-"""Tables of the reference pages that are made from the code when the site is built.
+"""Tables of the reference pages that are made from the code.
 
-A page asks for one with a line of its own, such as ``<!-- made from the code: command export-model -->``.
+A table is between two lines: ``<!-- made from the code: command export-model -->``, and ``<!-- made until here -->``.
+``make reference`` writes what is between them. ``make docs`` and the tests refuse a table that is not what the code
+makes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,20 +24,40 @@ from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT
 from tools.docs.pages import ROOT
 
-__all__ = ["MARKER", "command_names", "with_tables"]
+__all__ = ["END", "MARKER", "command_names", "pages_with_tables", "table", "with_tables"]
 
-MARKER = re.compile(r"^<!-- made from the code: ([a-z-]+)(?: (\S+))? -->$", re.MULTILINE)
+END = "<!-- made until here -->"
+MARKER = re.compile(
+    rf"^(<!-- made from the code: ([a-z-]+)(?: (\S+))? -->)$(?:\n\n(?:(?!<!-- made).*\n)*?{END}$)?", re.MULTILINE
+)
 
 
 def with_tables(markdown: str) -> str:
-    """Put the tables in the place of a page's markers.
+    """Make each table of a page anew, behind its marker.
 
     Raises
     ------
     KeyError
         There is no table of that kind, or nothing of that name.
     """
-    return MARKER.sub(lambda match: TABLES[match[1]](match[2] or ""), markdown)
+    return MARKER.sub(lambda match: f"{match[1]}\n\n{table(match[2], match[3] or '')}\n\n{END}", markdown)
+
+
+def pages_with_tables() -> Mapping[Path, str]:
+    """The pages of docs/ that have tables, and the text of each as the code makes it."""
+    pages = {path: path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    return {path: with_tables(text) for path, text in pages.items() if MARKER.search(text)}
+
+
+def table(kind: str, name: str) -> str:
+    """Make one table.
+
+    Raises
+    ------
+    KeyError
+        There is no table of that kind, or nothing of that name.
+    """
+    return TABLES[kind](name)
 
 
 def command_names() -> Mapping[str, str]:
