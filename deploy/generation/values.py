@@ -36,6 +36,9 @@ __all__ = [
     "WhisperPromptIds",
 ]
 
+MOST_ALTERNATIVES = 4096
+"""Bound on the words of ``force_words_ids``: each may come next, so each costs time in every step."""
+
 
 @dataclass(slots=True)
 class Given:
@@ -64,6 +67,8 @@ class Given:
 
     def token(self, token: Any) -> int:
         """Check a token id in the value. Raises GenerationError."""
+        if type(token) is int and 0 <= token < self.vocab_size:
+            return token
         expected = f"ids from 0 to {self.vocab_size - 1}"
         if not is_number(token, Integral):
             problem = f"holds {reprlib.repr(token)}, which is not a token id"
@@ -206,14 +211,19 @@ class ForcedWords:
     """
 
     def read(self, given: Given) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple(self._alternatives(given, word) for word in self._filled(given, given.value))
+        words = tuple(self._alternatives(given, word) for word in self._filled(given, given.value))
+        if (count := sum(map(len, words))) > MOST_ALTERNATIVES:
+            problem = f"has {count:,} words and alternatives"
+            raise given.error(problem, fix=f"pass {MOST_ALTERNATIVES:,} or fewer")
+        return words
 
     def _alternatives(self, given: Given, word: Any) -> tuple[tuple[int, ...], ...]:
         first = self._filled(given, word)[0]
         several = is_list(first) and len(first) > 0
         rows = [self._filled(given, tokens) for tokens in (word if several else [word])]
         found = [tuple(map(given.token, row)) for row in rows]
-        if any(begins(first, second) for first in found for second in found if first is not second):
+        beginnings = {row[:length] for row in found for length in range(1, len(row))}
+        if len(set(found)) < len(found) or not beginnings.isdisjoint(found):
             problem = "has an alternative that begins another of its word"
             raise given.error(problem, fix="leave the longer one out")
         return tuple(found)
@@ -306,8 +316,3 @@ def as_number(value: Any) -> float:
 def is_list(value: object) -> bool:
     """Return True for a list or a tuple."""
     return isinstance(value, list | tuple)
-
-
-def begins(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return True if ``second`` begins with ``first``."""
-    return tuple(first) == tuple(second[: len(first)])

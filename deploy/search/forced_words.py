@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.pool_search import PoolSearch
-from tightbeam.deploy.search.step import Candidates
+from tightbeam.deploy.search.step import Candidates, Step
 from tightbeam.deploy.search.word_states import WordState
 
 __all__ = ["ForcedWordsSearch"]
@@ -28,10 +30,17 @@ class ForcedWordsSearch(PoolSearch):
     tokens that make progress, so the search reads whole rows.
     """
 
+    def __init__(self, step: Step, options: GenerationOptions, callback: SearchCallback) -> None:
+        super().__init__(step, options, callback)
+        self._known: dict[int, dict[tuple[int, ...], WordState]] = {}  # by a sample's number, of the rows of its step
+        self._before = self._known  # of the step before
+
     def advance(self) -> None:
         candidates, prompted = self.run_decoder()
         cancelled = self.cancelled(prompted, None)
         forced, last = dict(self.forced()), self.lengths + 1 == self.max_lengths
+        self._before = {place.number: self._known.get(place.number, {}) for place in self.places}
+        self._known = {place.number: {} for place in self.places}
         tokens, scores, parents = (np.zeros((len(self.places), self.M), dtype) for dtype in (np.int64, np.float32, int))
         ends = self.is_end(candidates.tokens)
         for index in np.flatnonzero(~prompted).tolist():
@@ -60,7 +69,15 @@ class ForcedWordsSearch(PoolSearch):
         return row
 
     def _state(self, index: int, row: list[int]) -> WordState:
-        return WordState.of_row(self.places[index].options.force_words_ids, row)
+        """The state after a row, made of the state of its beginning if the last step had it."""
+        place, tokens = self.places[index], tuple(row)
+        now, before = self._known[place.number], self._before[place.number]
+        if tokens not in now:
+            state, beginning = before.get(tokens), before.get(tokens[:-1])
+            if state is None and beginning is not None:
+                state = beginning.then(row[-1])
+            now[tokens] = state or WordState.of_row(place.options.force_words_ids, row)
+        return now[tokens]
 
     def _finish(self, index: int, own: Candidates, ended: Bools) -> None:
         """Put the candidates [C] of a sample that end, among the first M, into its pool if they have all words."""
@@ -72,35 +89,35 @@ class ForcedWordsSearch(PoolSearch):
 
     def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
         """Choose M among the ``best`` [M] continuations of a sample and the continuations that make progress."""
-        rows = [self._row(index, beam) for beam in range(self.M)]
-        found = [[*rows[beam], token] for beam, token in zip(best.beams.tolist(), best.tokens.tolist(), strict=True)]
-        states = [self._state(index, row) for row in found]
-        seen = set(map(tuple, found))
-        beams, tokens, scores = best.beams.tolist(), best.tokens.tolist(), best.scores.tolist()
+        rows = [tuple(self._row(index, beam)) for beam in range(self.M)]
+        found = list(zip(best.beams.tolist(), best.tokens.tolist(), strict=True))
+        banks = [self._state(index, [*rows[beam], token]).bank for beam, token in found]
+        seen = {(rows[beam], token) for beam, token in found}
+        beams, tokens, scores = [best.beams], [best.tokens], [best.scores]
         for beam, row in enumerate(rows):
-            state = self._state(index, row)
+            state = self._state(index, list(row))
             following = [] if state.complete else state.following()
-            if not following:
+            after = [
+                (token, bank)
+                for token, bank in zip(following, state.banks_after(following), strict=True)
+                if (row, token) not in seen
+            ]
+            if not after:
                 continue
+            seen.update((row, token) for token, _ in after)
+            new = np.array([token for token, _ in after])
             total = self.next_scores(candidates, index, beam) + self.scores[index, beam]
-            for token in following:
-                after = state.then(token)
-                if (*row, token) not in seen:
-                    seen.add((*row, token))
-                    states.append(after)
-                    beams.append(beam)
-                    tokens.append(token)
-                    scores.append(total[token])
-        whole = np.array(scores, np.float32)
-        banks = np.array([state.bank for state in states])
-        order = np.argsort(-(banks.astype(np.float32) * BANK + whole), kind="stable")
-        turns: list[int] = []
-        before = -1
-        for bank in banks[order].tolist():
-            turns.append(turns[-1] + 1 if bank == before else 0)
-            before = bank
+            banks.extend(bank for _, bank in after)
+            beams.append(np.full(len(new), beam))
+            tokens.append(new)
+            scores.append(total[new])
+        whole = np.concatenate(scores).astype(np.float32)
+        order = np.argsort(-(np.array(banks, np.float32) * BANK + whole), kind="stable")
+        ordered, places = np.array(banks)[order], np.arange(len(order))
+        begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        turns = places - np.maximum.accumulate(np.where(begins, places, 0))
         chosen = order[np.argsort(turns, kind="stable")][: self.M]
-        return Candidates(whole[chosen], np.array(beams)[chosen], np.array(tokens)[chosen])
+        return Candidates(whole[chosen], np.concatenate(beams)[chosen], np.concatenate(tokens)[chosen])
 
     def _offer_running(self, index: int, tokens: Ints) -> None:
         """Offer the beams that end with ``tokens`` int64 [M] at a sample's last length: the beams with all words, and

@@ -1,13 +1,13 @@
 """The progress of a sequence through the words that must occur in it.
 
 Source: transformers 4.56.2 `ConstraintListState`, `DisjunctiveConstraint` and `PhrasalConstraint`, which is one with a
-single alternative. As there, copies of a state share the tokens of the word in progress: of several tokens that would
-continue it, the second one continues what the first one has made.
+single alternative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 __all__ = ["WordState", "Words"]
@@ -17,50 +17,42 @@ Words: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 Branches = dict[int, "Branches"]
 
 
-class _Word:
-    """One word of which an alternative must occur, and the beginning of it that is there."""
+class _Table:
+    """The words as trees of their alternatives.
 
-    def __init__(self, branches: Branches, length: int, begun: list[int], complete: bool = False) -> None:
-        self.branches, self.length, self.begun, self.complete = branches, length, begun, complete
+    Attributes
+    ----------
+    roots : list of Branches
+        The tree of each word.
+    lengths : list of int
+        Tokens of the longest alternative of each word.
+    longest : int
+        The largest of ``lengths``.
+    by_first : dict of int to list of int
+        By a token, the words that it begins.
+    """
 
-    @classmethod
-    def of(cls, alternatives: Iterable[Sequence[int]]) -> _Word:
-        root: Branches = {}
-        length = 0
-        for tokens in alternatives:
-            branch = root
-            for token in tokens:
-                branch = branch.setdefault(token, {})
-            length = max(length, len(tokens))
-        return cls(root, length, [])
+    def __init__(self, words: Words) -> None:
+        self.roots: list[Branches] = []
+        self.by_first: dict[int, list[int]] = {}
+        for word, alternatives in enumerate(words):
+            root: Branches = {}
+            for tokens in alternatives:
+                branch = root
+                for token in tokens:
+                    branch = branch.setdefault(token, {})
+            self.roots.append(root)
+            for token in root:
+                self.by_first.setdefault(token, []).append(word)
+        self.lengths = [max(map(len, alternatives)) for alternatives in words]
+        self.longest = max(self.lengths)
 
-    def fresh(self) -> _Word:
-        return _Word(self.branches, self.length, [])
 
-    def following(self) -> list[int]:
-        """The tokens that continue it."""
-        branch = self.branches
-        for token in self.begun:
-            branch = branch[token]
-        return list(branch)
-
-    def add(self, token: int) -> bool:
-        """Take the next token; returns False for one that does not continue it, after which it begins anew."""
-        continues = token in self.following()
-        if continues:
-            self.begun.append(token)
-        else:
-            self.begun = []
-        self.complete = not self.following()
-        return continues
-
-    @property
-    def remaining(self) -> int:
-        return 0 if self.complete else self.length - len(self.begun)
+_table_of = lru_cache(maxsize=32)(_Table)
 
 
 class WordState:
-    """The words that are complete, in progress, and still to come.
+    """The words that are complete, in progress, and still to come after the tokens of a row.
 
     Parameters
     ----------
@@ -73,10 +65,13 @@ class WordState:
     """
 
     def __init__(self, words: Words) -> None:
-        self._pending = [_Word.of(alternatives) for alternatives in words]
-        self._longest = max(word.length for word in self._pending)
-        self._progress: _Word | None = None
-        self._done = 0
+        self._table = _table_of(words)
+        # The words to come, in the order in which they are looked for, and the rank of each in that order.
+        self._pending = {word: word for word in range(len(words))}
+        self._next_rank = len(words)
+        self._word: int | None = None  # in progress, with the branch behind its tokens so far and their number
+        self._branch: Branches = {}
+        self._begun = self._done = 0
         self.complete = False
 
     @classmethod
@@ -84,47 +79,73 @@ class WordState:
         """The state after the tokens of a row."""
         state = cls(words)
         for token in row:
-            state.add(token)
-            if state.complete:
-                break
+            state._add(token)
         return state
 
     @property
     def bank(self) -> int:
         """The progress in tokens: the longest word for each complete one, and the beginning of the word in progress."""
-        begun = 0 if self._progress is None else self._longest - self._progress.remaining
-        return self._done * self._longest + begun
+        return self._bank(self._word, self._begun)
+
+    def _bank(self, word: int | None, begun: int) -> int:
+        """The progress with ``begun`` tokens of a word, besides the complete words."""
+        longest = self._table.longest
+        return self._done * longest + (0 if word is None else longest - self._table.lengths[word] + begun)
 
     def following(self) -> list[int]:
-        """The tokens that make progress."""
-        words = self._pending if self._progress is None else [self._progress]
-        return [token for word in words for token in word.following()]
+        """The tokens that make progress, each once."""
+        if self._word is not None:
+            return list(self._branch)
+        return list(dict.fromkeys(token for word in self._pending for token in self._table.roots[word]))
+
+    def banks_after(self, following: Sequence[int]) -> list[int]:
+        """The progress after each of the tokens of `following`.
+
+        The reference makes a copy of the state for each token, and the copies share the tokens of the word in progress.
+        So of several tokens that would continue it, the second one continues what the first one has made.
+        """
+        banks, branch, begun = [], self._branch, self._begun
+        for token in following:
+            word = self._word
+            if word is None:
+                word = self._first_pending(token)
+                assert word is not None
+                branch, begun = self._table.roots[word], 0
+            if token not in branch:
+                banks.append(self._bank(None, 0))
+                continue
+            branch, begun = branch[token], begun + 1
+            banks.append(self._bank(word, begun) if branch else self._bank(None, 0) + self._table.longest)
+        return banks
 
     def then(self, token: int) -> WordState:
         """The state after one more token."""
         state = WordState.__new__(WordState)
-        state._pending, state._longest = [word.fresh() for word in self._pending], self._longest
-        own = self._progress
-        state._progress = None if own is None else _Word(own.branches, own.length, own.begun, own.complete)
-        state._done, state.complete = self._done, False
-        state.add(token)
+        state.__dict__.update(self.__dict__)
+        state._pending = self._pending.copy()
+        state._add(token)
         return state
 
-    def add(self, token: int) -> None:
-        """Take the next token."""
+    def _first_pending(self, token: int) -> int | None:
+        """The first of the words to come that a token begins."""
+        words = (word for word in self._table.by_first.get(token, ()) if word in self._pending)
+        return min(words, key=self._pending.__getitem__, default=None)
+
+    def _add(self, token: int) -> None:
         if self.complete:
             return
-        word = self._progress
-        if word is None:
-            word = next((word for word in self._pending if token in word.following()), None)
+        if self._word is None:
+            word = self._first_pending(token)
             if word is None:
                 return
-            self._pending.remove(word)
-            self._progress = word
-        if not word.add(token):
-            self._pending.append(word.fresh())
-            self._progress = None
-        if word.complete:
-            self._done += 1
-            self._progress = None
+            del self._pending[word]
+            self._word, self._branch, self._begun = word, self._table.roots[word], 0
+        if token not in self._branch:  # it begins anew, behind the others
+            self._pending[self._word] = self._next_rank
+            self._next_rank += 1
+            self._word = None
+            return
+        self._branch, self._begun = self._branch[token], self._begun + 1
+        if not self._branch:
+            self._done, self._word = self._done + 1, None
             self.complete = not self._pending

@@ -31,7 +31,8 @@ class RepeatedNgrams(Ban):
 
 
 class Words(Ban):
-    """The last tokens of words whose other tokens have just come.
+    """The last tokens of words whose other tokens have just come. A step looks up each row's last tokens, so its cost
+    does not depend on the number of words.
 
     Parameters
     ----------
@@ -41,21 +42,28 @@ class Words(Ban):
 
     def __init__(self, words: Collection[Sequence[int]]) -> None:
         self._single = tuple(word[0] for word in words if len(word) == 1)
-        longer = sorted({len(word) for word in words if len(word) > 1})
-        self._by_length = [np.array([word for word in words if len(word) == n], np.int64) for n in longer]
-        self.by_row = bool(longer)
+        self._last: dict[int, dict[bytes, list[int]]] = {}  # by length of the beginning, then by its tokens int64
+        for word in words:
+            if len(word) > 1:
+                beginning = np.array(word[:-1], np.int64).tobytes()
+                self._last.setdefault(len(word) - 1, {}).setdefault(beginning, []).append(word[-1])
+        self.by_row = bool(self._last)
 
     def at(self, length: int) -> tuple[int, ...]:
         return self._single
 
     def after(self, history: Ints) -> Sequence[Ints]:
-        T, found = history.shape[2], []
-        for words in self._by_length:  # [W, n]
-            prefix = words.shape[1] - 1
-            if prefix <= T:
-                matches = (history[:, :, None, T - prefix :] == words[:, :-1]).all(axis=-1)  # [B, M, W]
-                seen = matches.any(axis=(0, 1))
-                found.append(np.where(matches[:, :, seen], words[seen, -1], -1))
+        B, M, T = history.shape
+        rows = history.reshape(B * M, T)
+        found = []
+        for length, last in self._last.items():
+            if length <= T:
+                tokens = [last.get(row.tobytes(), ()) for row in rows[:, T - length :]]
+                if most := max(map(len, tokens)):
+                    banned = np.full((B * M, most), -1, np.int64)
+                    for row, own in zip(banned, tokens, strict=True):
+                        row[: len(own)] = own
+                    found.append(banned.reshape(B, M, most))
         return found
 
 

@@ -303,6 +303,10 @@ def test_groups_that_are_refused(asked: dict[str, Any], message: str) -> None:
         ({"force_words_ids": [[[7], 8]]}, "is not a list of words"),
         ({"force_words_ids": [[50]]}, "holds 50, which is outside the vocabulary"),
         ({"force_words_ids": [[[7], [7, 8]]]}, "has an alternative that begins another of its word; leave the longer"),
+        (
+            {"force_words_ids": [[[7, 8], [7, 8]]]},
+            "has an alternative that begins another of its word; leave the longer",
+        ),
         ({"force_words_ids": [[7]], "num_beams": 1}, "needs beams; pass num_beams=2 or more"),
         ({"force_words_ids": [[7]], "num_beams": 1, "do_sample": True}, "does not go with do_sample; leave one out"),
         ({"force_words_ids": [[7]], "num_beam_groups": 2, "diversity_penalty": 1.0}, "not go with num_beam_groups"),
@@ -313,3 +317,9 @@ def test_groups_that_are_refused(asked: dict[str, Any], message: str) -> None:
 def test_forced_words_that_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         resolve(**{"num_beams": 4, **asked})
+
+
+def test_the_number_of_forced_words_is_bounded() -> None:
+    with pytest.raises(GenerationError, match=r"has 4,097 words and alternatives; pass 4,096 or fewer") as raised:
+        resolve(force_words_ids=[[7]] * 4097, num_beams=2)
+    assert len(str(raised.value)) < 250

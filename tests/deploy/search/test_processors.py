@@ -20,7 +20,7 @@ from tightbeam.deploy.search import Candidates, SearchResult, StepInputs, new_se
 from tightbeam.deploy.search.callbacks import NullCallback
 from tightbeam.deploy.search.processors import PROCESSORS, processors_of
 from tightbeam.deploy.search.processors._forms import Ban, Forcing, RowProcessor
-from tightbeam.deploy.search.processors.bans import Tokens
+from tightbeam.deploy.search.processors.bans import Tokens, Words
 from tightbeam.deploy.search.processors.forced_tokens import ForcedTokens
 
 MADE_FOR = {
@@ -171,3 +171,13 @@ def test_processors_are_shared_by_samples_of_equal_settings() -> None:
     )
     assert processors_of(options, None) is processors_of(options, None)
     assert processors_of(options, np.arange(5)) is not processors_of(options, np.arange(5))
+
+
+def test_banned_words_are_looked_up_by_the_last_tokens_of_each_row() -> None:
+    generator = np.random.default_rng(0)
+    words = {tuple(generator.integers(0, 6, generator.integers(1, 5)).tolist()) for _ in range(200)}
+    ban, history = Words(words), generator.integers(0, 6, (3, 4, 9))
+    found = np.concatenate([np.broadcast_to(ban.at(9), (3, 4, len(ban.at(9)))), *ban.after(history)], axis=2)
+    for row, tokens in zip(history.reshape(-1, 9).tolist(), found.reshape(-1, found.shape[2]).tolist(), strict=True):
+        expected = {word[-1] for word in words if tuple(row[10 - len(word) :]) == word[:-1]}
+        assert set(tokens) - {-1} == expected
