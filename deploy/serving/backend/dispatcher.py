@@ -2,6 +2,10 @@
 
 Triton's thread submits requests. A second thread sends them, looks for cancellations and updates the metrics. A third
 one takes the worker's events, sends the responses, and restarts the worker.
+
+A request may end its worker, when it is parsed or when it runs. The requests that the worker had are sent again to the
+next worker. A request that was running, or that two workers had before it ran, is a suspect. Suspects run one at a
+time, with no other request in the worker. So the next end is the fault of one request, which fails.
 """
 
 from __future__ import annotations
@@ -30,20 +34,32 @@ METRICS_SECONDS = 0.5
 """Time between two updates of the metrics, while requests run."""
 MOST_ENDS = 2
 """A request fails if the worker has ended this often while it ran: once may be its neighbour's fault."""
+MOST_LOSSES = 3
+"""A request fails if this many workers have ended that had it and did not run it."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
+"""Pause before the second restart in a row without a response between them; it doubles with each further one."""
 AGAIN = "send the request again"
 
 
 @dataclass(eq=False)
 class _Open:
-    """A request without its last response. ``reading``: its files are being decoded; ``ends``: those of workers that it
-    ran in; ``sent_to``: a worker's start."""
+    """A request without its last response.
+
+    ``reading``: its files are being decoded. ``ends``: workers that ended while they ran it. ``losses``: workers that
+    ended and had it, but did not run it. ``sent_to``: number of the worker that has it.
+    """
 
     request: Request
     responder: Responder
     started: bool = False
     reading: bool = False
     ends: int = 0
+    losses: int = 0
     sent_to: int = -1
+
+    @property
+    def suspect(self) -> bool:
+        return self.ends > 0 or self.losses > 1
 
 
 class Dispatcher:
@@ -68,8 +84,10 @@ class Dispatcher:
         self._numbers = 0
         self._up, self._closing = True, False
         self._starts = 0  # of the worker; a request is sent once to each
+        self._recovering = False  # the worker has ended, and no other one has started
+        self._ends_in_a_row = 0  # of workers, without a response between them
         self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
-        self._messages: queue.SimpleQueue[Requests | None] = queue.SimpleQueue()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the sender
         self._sending = threading.Lock()  # held while the pipe is written to, or replaced
         self._sender = threading.Thread(target=self._send_all, name="sender")
         self._sender.start()
@@ -98,10 +116,9 @@ class Dispatcher:
             self._changed.wait_for(lambda: not self._up or self._waiting() < self._most_waiting)
             if not self._up:
                 self._fail(new, "the process that generates has ended")
-            elif new:
+            else:
                 self._open |= {each.request.number: each for each in new}
-                self._messages.put(Requests(tuple(each.request for each in new)))
-        self._messages.put(None)
+        self._wake.put(None)
 
     def close(self) -> None:
         """Stop the worker and the threads. Requests without a last response get an error."""
@@ -109,7 +126,7 @@ class Dispatcher:
             self._closing = True
             self._fail(list(self._open.values()), "the model is being unloaded")
             self._changed.notify_all()
-        self._messages.put(None)
+        self._wake.put(None)
         with self._worker.stopping():
             self._sender.join()
             self._worker.stop()
@@ -134,12 +151,9 @@ class Dispatcher:
         next_check = next_update = 0.0
         while not self._closing:
             wait = min(next_check, next_update) - time.monotonic() if self._open else None
-            try:
-                message = self._messages.get(timeout=None if wait is None else max(0.0, wait))
-            except queue.Empty:
-                message = None
-            if message is not None:
-                self._send(message)
+            with suppress(queue.Empty):
+                self._wake.get(timeout=None if wait is None else max(0.0, wait))
+            self._send_requests()
             start = time.monotonic()
             if start >= next_check:
                 self._cancel()
@@ -150,15 +164,25 @@ class Dispatcher:
                 next_update = time.monotonic() + METRICS_SECONDS
         self._update_metrics()
 
+    def _send_requests(self) -> None:
+        with self._sending:
+            with self._changed:
+                due = self._due()
+                for each in due:
+                    each.sent_to = self._starts
+                requests = tuple(replace(each.request, alone=each.ends > 0) for each in due)
+            if requests:
+                self._send(Requests(requests))
+
+    def _due(self) -> list[_Open]:
+        """The requests to send: all that the worker does not have, or one suspect at a time."""
+        suspects = [each for each in self._open.values() if each.suspect]
+        if self._recovering or any(each.sent_to == self._starts for each in suspects):
+            return []
+        return suspects[:1] or [each for each in self._open.values() if each.sent_to != self._starts]
+
     def _send(self, message: Requests | Cancel) -> None:
-        with self._sending, suppress(WorkerError):  # the receiver notices the worker's end, too
-            if isinstance(message, Requests):
-                with self._changed:
-                    own = [self._open.get(request.number) for request in message.requests]
-                    left = [each for each in own if each is not None and each.sent_to != self._starts]
-                    for each in left:
-                        each.sent_to = self._starts
-                message = Requests(tuple(each.request for each in left))
+        with suppress(WorkerError):  # the receiver notices the worker's end, too
             self._worker.send(message)
 
     def _cancel(self) -> None:
@@ -168,7 +192,8 @@ class Dispatcher:
                 if cancelled:
                     self._close(number)
             if cancelled:
-                self._send(Cancel(number))
+                with self._sending:
+                    self._send(Cancel(number))
 
     def _update_metrics(self) -> None:
         with self._changed:
@@ -197,8 +222,8 @@ class Dispatcher:
                     setattr(self._stats, name, getattr(self._stats, name) + amount)
                 for event in report.events:
                     self._add(event)
-            if not self._open:
-                self._messages.put(None)  # for the metrics
+            if not self._open or any(each.suspect for each in list(self._open.values())):
+                self._wake.put(None)  # for the metrics, or for the next suspect
 
     def _add(self, event: Event) -> None:
         found = self._open.get(event.number)
@@ -217,17 +242,25 @@ class Dispatcher:
             traceback.print_exc()
             found.responder.fail(f"{type(error).__name__}: {error}; this is a defect of Tightbeam", client_error=False)
         if not found.responder.open:
+            self._ends_in_a_row = 0
             self._close(event.number)
 
     def _recover(self, reason: str) -> None:
-        """Restart a worker that has ended, and send its requests again. Requests that were running then run alone."""
+        """Restart a worker that has ended, after a pause if it ends again and again, and send its requests again."""
         with self._changed:
+            self._recovering = True
             # A file that ends a decoder would end every worker, so its request is not sent again.
             self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read a file")
             for each in self._open.values():
                 each.ends += each.started
+                each.losses += each.sent_to == self._starts and not each.started
                 each.started = False
-            self._fail([each for each in self._open.values() if each.ends >= MOST_ENDS], reason)
+            ended = [each for each in self._open.values() if each.ends >= MOST_ENDS or each.losses >= MOST_LOSSES]
+            self._fail(ended, reason)
+            self._ends_in_a_row += 1
+            if self._ends_in_a_row > 1:
+                pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._ends_in_a_row - 2, 20))
+                self._changed.wait_for(lambda: self._closing, timeout=pause)
         self._restart()
 
     # Any of these threads
@@ -245,15 +278,12 @@ class Dispatcher:
             with self._changed:
                 self._restarts += 1
                 self._starts += 1
+                self._recovering = False
                 self._up = fault is None
                 if fault is not None:
                     self._fail(list(self._open.values()), fault)
-                for each in self._open.values():
-                    each.request = replace(each.request, alone=each.ends > 0)
-                if self._open:
-                    self._messages.put(Requests(tuple(each.request for each in self._open.values())))
                 self._changed.notify_all()
-        self._messages.put(None)
+        self._wake.put(None)
         return fault is None
 
     def _fail(self, failed: Sequence[_Open], reason: str) -> None:

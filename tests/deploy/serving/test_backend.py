@@ -264,29 +264,23 @@ def test_response_is_sent_while_others_run(scripted: Scene, triton: FakeTriton) 
 
 
 def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton: FakeTriton) -> None:
-    """Requests that ran when it first ended are sent again to run alone, those that waited as they were."""
+    """Requests that ran when it first ended are sent again one at a time, and those that waited after them."""
     backend, worker = scripted
     guilty, neighbour, done, waiting = requests = [ids() for _ in range(4)]
     backend.execute(requests)
     numbers = [request.number for request in worker.requests()]
     worker.report(*map(Started, numbers[:3]), row(numbers[2]))
     worker.reports.put(ENDED)
-    again = worker.requests()
-    assert [(request.number, request.alone) for request in again] == [
-        (numbers[0], True),
-        (numbers[1], True),
-        (numbers[3], False),
-    ]
+    assert [(request.number, request.alone) for request in worker.requests()] == [(numbers[0], True)]
     worker.report(Started(numbers[0]))
     worker.reports.put(ENDED)
     until(lambda: guilty.over)
     assert guilty.error and guilty.error.code == "UNAVAILABLE"
     assert guilty.error.message == "the process that generates was killed by SIGKILL; send the request again"
-    assert [(request.number, request.alone) for request in worker.requests()] == [
-        (numbers[1], True),
-        (numbers[3], False),
-    ]
-    worker.report(Started(numbers[1]), row(numbers[1]), Started(numbers[3]), row(numbers[3]))
+    assert [(request.number, request.alone) for request in worker.requests()] == [(numbers[1], True)]
+    worker.report(Started(numbers[1]), row(numbers[1]))
+    assert [(request.number, request.alone) for request in worker.requests()] == [(numbers[3], False)]
+    worker.report(Started(numbers[3]), row(numbers[3]))
     until(lambda: all(request.over for request in requests))
     assert neighbour.error is done.error is waiting.error is None
     until(lambda: triton.metrics["tightbeam_restarts_total"] == 2)
@@ -306,10 +300,74 @@ def test_request_whose_file_ends_the_worker_fails_at_once(scripted: Scene, trito
     assert guilty.error.message == (
         "the process that generates was killed by SIGKILL, while it read a file; send the request again"
     )
-    assert [request.number for request in worker.requests()] == numbers[1:]
-    worker.report(row(numbers[1]), row(numbers[2]))
+    assert [request.number for request in worker.requests()] == [numbers[1]]
+    worker.report(row(numbers[1]))
+    assert [request.number for request in worker.requests()] == [numbers[2]]
+    worker.report(row(numbers[2]))
     until(lambda: all(request.over for request in requests))
     assert neighbour.error is read.error is None
+
+
+def test_request_that_ends_each_worker_before_it_runs_fails_alone(scripted: Scene, triton: FakeTriton) -> None:
+    """Two ends make suspects of all requests that no worker ran. The third end is the fault of one of them."""
+    backend, worker = scripted
+    guilty, neighbour, late = requests = [ids() for _ in range(3)]
+    backend.execute(requests[:2])
+    numbers = [request.number for request in worker.requests()]
+    worker.reports.put(ENDED)
+    assert [request.number for request in worker.requests()] == numbers
+    worker.reports.put(ENDED)
+    assert [request.number for request in worker.requests()] == numbers[:1]
+    backend.execute([late])
+    worker.reports.put(ENDED)
+    until(lambda: guilty.over)
+    assert guilty.error and guilty.error.code == "UNAVAILABLE"
+    assert guilty.error.message == "the process that generates was killed by SIGKILL; send the request again"
+    assert [request.number for request in worker.requests()] == numbers[1:]
+    worker.report(Started(numbers[1]), row(numbers[1]))
+    (last,) = worker.requests()
+    worker.report(row(last.number))
+    until(lambda: all(request.over for request in requests))
+    assert neighbour.error is late.error is None
+    until(lambda: triton.metrics["tightbeam_restarts_total"] == 3)
+
+
+def test_restarts_without_a_response_between_them_come_at_longer_and_longer_pauses(
+    scripted: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, worker = scripted
+    pauses: list[float] = []
+    wait_for = threading.Condition.wait_for
+
+    def waited(self: threading.Condition, predicate: Any, timeout: float | None = None) -> bool:
+        if timeout is not None:
+            pauses.append(timeout)
+            return True
+        return wait_for(self, predicate)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", waited)
+    for _ in range(12):
+        request = ids()
+        backend.execute([request])
+        worker.requests()
+        worker.reports.put(ENDED)
+        until(lambda: not worker.sent.empty())
+        worker.requests()
+        worker.reports.put(ENDED)
+        until(lambda: not worker.sent.empty())
+        worker.requests()
+        worker.reports.put(ENDED)
+        until(lambda request=request: request.over)
+    assert pauses[:4] == [0.1, 0.2, 0.4, 0.8] and max(pauses) == 30
+    pauses.clear()
+    request = ids()
+    backend.execute([request])
+    (sent,) = worker.requests()
+    worker.report(row(sent.number))
+    until(lambda: request.over)
+    worker.reports.put(ENDED)
+    until(lambda: backend._dispatcher._starts == 37)
+    assert not pauses
 
 
 def test_failed_restart_is_retried_once_a_call(
@@ -402,9 +460,11 @@ def test_requests_left_at_the_end_get_an_error(version: Path, triton: FakeTriton
 def test_warm_up_request_generates_two_tokens(scripted: Scene) -> None:
     backend, worker = scripted
     backend._cold = True
-    backend.execute([ids()])
-    backend.execute([ids()])
-    assert [json.loads(worker.requests()[0].parameters).get("max_new_tokens") for _ in range(2)] == [2, None]
+    lengths = []
+    for _ in range(2):
+        backend.execute([ids()])
+        lengths.append(json.loads(worker.requests()[0].parameters).get("max_new_tokens"))
+    assert lengths == [2, None]
 
 
 def test_settings_of_the_worker(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
