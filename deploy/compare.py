@@ -2,19 +2,21 @@
 
     python -m tightbeam.deploy.compare [--times] BUNDLE OTHER STEPS [TEXT ...]
 
-compares two bundles on ONNX Runtime and prints the result as JSON; with ``--times``, also the times of both. The tokens
-are the best ones of the first bundle. An export measures the error of half precision and of int8 by this command
-(``export/accuracy/precision_error.py``), in a process without torch.
+compares two bundles on ONNX Runtime and prints the result as JSON; with ``--times``, also the times of both. Before
+it, a line ``DONE OF`` says after each step how many of all are done. The tokens are the best ones of the first bundle.
+An export measures the error of half precision and of int8 by this command (``export/accuracy/precision_error.py``), in
+a process without torch.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -163,6 +165,7 @@ def compare_runtimes(
     *,
     steps: int = STEPS,
     candidates: int | None = None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Run both runtimes over ``sources``, greedily, without score processors.
 
@@ -179,6 +182,8 @@ def compare_runtimes(
     candidates
         Best tokens to compare in each step, for a runtime that gives no more; all by default. Tokens that only one
         runtime gives do not count.
+    on_step
+        Called after each step of each runtime.
 
     Returns
     -------
@@ -188,9 +193,9 @@ def compare_runtimes(
     C = candidates if candidates is not None else bundle.manifest.sizes.vocabulary
     P = sources.first_length
     steps = min(steps, bundle.manifest.sizes.max_target - P)
-    wanted, tokens = log_probabilities(bundle, runtime, sources, steps, C, None)
+    wanted, tokens = log_probabilities(bundle, runtime, sources, steps, C, None, on_step)
     try:
-        found, _ = log_probabilities(bundle, other, sources, steps, C, tokens)
+        found, _ = log_probabilities(bundle, other, sources, steps, C, tokens, on_step)
     except NonFiniteError:
         return Comparison(math.inf, tokens.size, tokens.size)
     differing = int((np.nanargmax(wanted, axis=2) != np.nanargmax(found, axis=2)).sum())
@@ -201,7 +206,13 @@ def compare_runtimes(
 
 
 def log_probabilities(
-    bundle: Bundle, runtime: Runtime, sources: Sources, steps: int, candidates: int, forced: Array | None
+    bundle: Bundle,
+    runtime: Runtime,
+    sources: Sources,
+    steps: int,
+    candidates: int,
+    forced: Array | None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> tuple[Array, Array]:
     """Compute the log-probabilities of a generation.
 
@@ -219,6 +230,8 @@ def log_probabilities(
         Best tokens of each step.
     forced
         Tokens [B, steps] to feed after each step; None feeds the best ones.
+    on_step
+        Called after each step.
 
     Returns
     -------
@@ -236,6 +249,7 @@ def log_probabilities(
         chosen[:, step] = best.tokens[:, 0] if forced is None else forced[:, step]
         if step + 1 < steps:
             stepper.history[:, 0, P + step] = chosen[:, step]
+        on_step()
     decoding.close()
     return found, chosen
 
@@ -271,7 +285,9 @@ def _begin(
     return decoding, stepper, P
 
 
-def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources) -> Times:
+def times_of(
+    bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources, on_step: Callable[[], None] = lambda: None
+) -> Times:
     """Time both runtimes in turn: the median of ``ROUNDS`` encodings, and of ``ROUNDS`` steps after each encoding."""
     encoder_s: tuple[list[float], list[float]] = ([], [])
     step_s: tuple[list[float], list[float]] = ([], [])
@@ -288,6 +304,7 @@ def times_of(bundle: Bundle, runtime: Runtime, other: Runtime, sources: Sources)
                 step_s[index].append(time.perf_counter() - start_s)
                 if length + 1 < P + steps:
                     stepper.history[:, 0, length] = best.tokens[:, 0]
+                on_step()
             decoding.close()
     first, second = ((statistics.median(times), statistics.median(others)) for times, others in (encoder_s, step_s))
     return Times(first, second)
@@ -301,10 +318,17 @@ def main() -> None:
         reference, other = Bundle.load(Path(one), verify=False), Bundle.load(Path(two), verify=False)
         sources, steps = sources_of(reference, tuple(texts)), min(STEPS, int(most))
         runtimes = OnnxRuntimeCpu(reference), OnnxRuntimeCpu(other)
-        found = asdict(compare_runtimes(reference, *runtimes, sources, steps=steps))
+        longest = reference.manifest.sizes.max_target - sources.first_length
+        total = 2 * min(steps, longest) + (2 * ROUNDS * min(ROUNDS, longest) if timed else 0)
+        done = itertools.count(1)
+
+        def on_step() -> None:
+            print(next(done), total, flush=True)
+
+        found = asdict(compare_runtimes(reference, *runtimes, sources, steps=steps, on_step=on_step))
         # A model whose scores are NaN or infinite cannot take the steps that are timed; its error says so.
         if timed and math.isfinite(found["error"]):
-            found["times"] = asdict(times_of(reference, *runtimes, sources))
+            found["times"] = asdict(times_of(reference, *runtimes, sources, on_step))
     except (BundleError, GenerationError) as error:
         sys.exit(str(error))
     print(json.dumps(found))

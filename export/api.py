@@ -13,7 +13,7 @@ from tightbeam.export.auto.workload import Workload
 from tightbeam.export.option import with_keywords
 from tightbeam.export.options import ExportKeywords, ExportOptions
 from tightbeam.export.preparation import prepare
-from tightbeam.export.progress import STEPS
+from tightbeam.export.progress import STEPS, OnCount, watched
 
 __all__ = ["export_model", "export_with"]
 
@@ -27,6 +27,7 @@ def export_model(
     on_step: Callable[[str], None] = lambda step: None,
     on_table: Callable[[RenderableType], None] = lambda table: None,
     on_note: Callable[[str], None] = lambda note: None,
+    on_count: OnCount = lambda what, done, total: None,
     **options: Unpack[ExportKeywords],
 ) -> Bundle:
     """Export a checkpoint as a bundle.
@@ -52,6 +53,9 @@ def export_model(
         Called with each table: the predictions for "auto", and the errors of products if ``max_differing`` refuses.
     on_note
         Called with each message for the user, one line.
+    on_count
+        Called within a step as its parts are done, with what is counted ("layers measured"), how many are done, and of
+        how many; with 0 and 0 for a part of a step that has nothing to count.
 
     Returns
     -------
@@ -69,7 +73,7 @@ def export_model(
         The output cannot be written.
     """
     checked = ExportOptions(workload=workload or Workload(), **options)
-    return export_with(model, output, checked, on_step=on_step, on_table=on_table, on_note=on_note)
+    return export_with(model, output, checked, on_step=on_step, on_table=on_table, on_note=on_note, on_count=on_count)
 
 
 def export_with(
@@ -80,10 +84,12 @@ def export_with(
     on_step: Callable[[str], None],
     on_table: Callable[[RenderableType], None],
     on_note: Callable[[str], None],
+    on_count: OnCount,
 ) -> Bundle:
     """Export a checkpoint: `export_model`, with its arguments, result and errors, but for options already checked."""
     preparation = prepare(model, output, options)
     on_step(STEPS[0])
     from tightbeam.export.pipeline import run_export
 
-    return run_export(preparation, options, on_step, on_table, on_note)
+    with watched(on_count):
+        return run_export(preparation, options, on_step, on_table, on_note)

@@ -88,8 +88,16 @@ def export_model(
         if dry_run:
             show_plan(model, options, show)
             return
-        with show_steps() as show_step:
-            bundle = export_with(model, output, options, on_step=show_step, on_table=show, on_note=notes.append)
+        with show_steps() as steps:
+            bundle = export_with(
+                model,
+                output,
+                options,
+                on_step=steps.begin,
+                on_table=show,
+                on_note=notes.append,
+                on_count=steps.count,
+            )
     except ModuleNotFoundError as error:  # first, since PassError may be what could not be imported
         say(f"error: exporting needs the package {error.name}, which is not installed; pip install 'tightbeam[export]'")
         raise typer.Exit(1) from None
@@ -105,7 +113,8 @@ def export_model(
         if verbose:
             Console(highlight=False).print(details(bundle, workload))
         seconds = time.monotonic() - began
-        print(*report(bundle, workload, variant=options.variant, seconds=seconds, notes=notes), sep="\n", flush=True)
+        lines = report(bundle, workload, variant=options.variant, seconds=seconds, by_step=steps.seconds, notes=notes)
+        print(*lines, sep="\n", flush=True)
     except OSError as error:
         drop_output()
         say(f"error: cannot print the report: {error.strerror}; the bundle {bundle.path} is whole")

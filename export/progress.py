@@ -1,18 +1,23 @@
-"""The steps of an export, by name, and their display while they run."""
+"""The steps of an export, by name, what is counted within them, and their display while they run.
+
+Any function of an export may count: ``counted(items, "layers")`` in place of ``items`` tells the one who watches the
+export, if there is one, how many items are done.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tightbeam.deploy.console import console as error_console
 
-__all__ = ["STEPS", "show_steps"]
+__all__ = ["STEPS", "OnCount", "ShownSteps", "count", "counted", "show_steps", "watched"]
 
 STEPS = (
     "loading",
@@ -25,45 +30,114 @@ STEPS = (
     "comparing with float32",
     "comparing with torch",
 )
-SIGN_OF_LIFE_S = 30.0
-"""Seconds of a step after which a line says that it still runs, if there is no terminal."""
+OnCount = Callable[[str, int, int], None]
+"""Called with what is counted, how many are done, and of how many; 0 of 0 for work without a count."""
+Item = TypeVar("Item")
+
+
+def _nobody(what: str, done: int, total: int) -> None:
+    """Count for nobody."""
+
+
+_watcher: ContextVar[OnCount] = ContextVar("watcher", default=_nobody)
 
 
 @contextmanager
-def show_steps() -> Iterator[Callable[[str], None]]:
-    """Display each step as it begins: on a terminal as a bar, otherwise as a line, and one more each half minute."""
-    console = error_console()
-    with (_show_bar if console.is_terminal else _show_lines)(console) as show:
-        yield show
-
-
-@contextmanager
-def _show_bar(console: Console) -> Iterator[Callable[[str], None]]:
-    columns = (TextColumn("{task.description:22}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("", total=len(STEPS))
-        yield lambda step: progress.update(task, description=step, completed=STEPS.index(step))
-        progress.update(task, description="done", completed=len(STEPS))
-
-
-@contextmanager
-def _show_lines(console: Console) -> Iterator[Callable[[str], None]]:
-    ended, running = threading.Event(), [("", 0.0)]
-
-    def show(step: str) -> None:
-        running[0] = step, time.monotonic()
-        console.print(step)
-
-    def show_life() -> None:
-        while not ended.wait(SIGN_OF_LIFE_S - (time.monotonic() - running[0][1]) % SIGN_OF_LIFE_S):
-            step, since = running[0]
-            if step and (seconds := time.monotonic() - since) >= SIGN_OF_LIFE_S:
-                console.print(f"still {step}, after {seconds:.0f} s")
-
-    thread = threading.Thread(target=show_life, daemon=True)
-    thread.start()
+def watched(on_count: OnCount) -> Iterator[None]:
+    """Context in which ``count`` calls ``on_count``."""
+    token = _watcher.set(on_count)
     try:
-        yield show
+        yield
     finally:
-        ended.set()
-        thread.join()
+        _watcher.reset(token)
+
+
+def count(what: str, done: int = 0, total: int = 0) -> None:
+    """Report what a step does now: ``done`` of ``total`` are done; nothing is counted if both are 0."""
+    _watcher.get()(what, done, total)
+
+
+def counted(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Iterate over items, and report how many are done; ``what``: their name in the plural, and what is done."""
+    count(what, 0, len(items))
+    for number, item in enumerate(items, start=1):
+        yield item
+        count(what, number, len(items))
+
+
+class ShownSteps:
+    """The display of an export's steps: on a terminal a bar for each; otherwise a line for each, with its time.
+
+    Parameters
+    ----------
+    console
+        Console on standard error.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        Time of each step that has ended.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.seconds: dict[str, float] = {}
+        self._console = console
+        self._running, self._since = "", 0.0
+        columns = (
+            TextColumn("{task.description:22}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        self._bars = Progress(*columns, console=console) if console.is_terminal else None
+        if self._bars is not None:
+            self._bars.start()
+
+    def begin(self, step: str) -> None:
+        """Show that a step begins, and the time of the one before."""
+        self.end()
+        self._running, self._since = step, time.monotonic()
+        if self._bars is None:
+            self._console.print(step, end="")
+            self._console.file.flush()
+        else:
+            self._task = self._bars.add_task(step, total=None, said="")
+
+    def count(self, what: str, done: int, total: int) -> None:
+        """Show what the step does, on a terminal alone."""
+        if self._bars is not None and self._running:
+            said = f"{done:,} of {total:,} {what}" if total else what
+            self._bars.update(self._task, completed=done, total=total or None, said=said)
+
+    def end(self, *, failed: bool = False) -> None:
+        """Show the time of the running step, if there is one."""
+        if not self._running:
+            return
+        took = time.monotonic() - self._since
+        if not failed:
+            self.seconds[self._running] = took
+        if self._bars is None:
+            self._console.print("" if failed else f"  {took:.1f} s")
+        else:
+            self._bars.stop_task(self._task)
+            if not failed:
+                self._bars.update(self._task, completed=1, total=1, said="")
+        self._running = ""
+
+    def close(self, *, failed: bool) -> None:
+        """End the running step, and the display."""
+        self.end(failed=failed)
+        if self._bars is not None:
+            self._bars.stop()
+
+
+@contextmanager
+def show_steps() -> Iterator[ShownSteps]:
+    """Display each step as it begins, what is counted within it, and its time when it has ended."""
+    shown = ShownSteps(error_console())
+    failed = True
+    try:
+        yield shown
+        failed = False
+    finally:
+        shown.close(failed=failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -31,12 +31,19 @@ from tightbeam.graph_passes.precision.lower_precision import itemsize
 
 __all__ = ["details", "next_command", "report", "run_of"]
 
+NO_STEPS: Mapping[str, float] = {}
 SMALL = "el"
 """The variant that the report compares with: it has the smallest source cache that is exact for all weights."""
 
 
 def report(
-    bundle: Bundle, workload: Workload, *, variant: str | None, seconds: float, notes: Sequence[str] = ()
+    bundle: Bundle,
+    workload: Workload,
+    *,
+    variant: str | None,
+    seconds: float,
+    by_step: Mapping[str, float] = NO_STEPS,
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """The lines of the report, aligned.
 
@@ -50,6 +57,8 @@ def report(
         The variant that the user named, if any.
     seconds
         Time of the export.
+    by_step
+        Time of each step, by name.
     notes
         Further sentences for the user.
     """
@@ -60,7 +69,7 @@ def report(
         ("on disk", f"{megabytes(size)} in {bundle.path}"),
         ("cache", _cache(manifest, run_of(manifest, workload))),
         ("check", _check(manifest)),
-        ("time", f"{seconds:.0f} seconds"),
+        ("time", _time(seconds, by_step)),
         ("next", next_command(bundle)),
     ]
     rows += [("note", note) for note in (*_notes(manifest, run_of(manifest, workload)), *notes)]
@@ -96,6 +105,12 @@ def next_command(bundle: Bundle) -> str:
         return f'echo "[5, 6, 7]" | run-model {path} --ids'
     text = "The beginning of a text" if manifest.sizes.decoder_only else "A text."
     return f'echo "{text}" | run-model {path}'
+
+
+def _time(seconds: float, by_step: Mapping[str, float]) -> str:
+    """The time of an export, and that of each step which took a second or more."""
+    long = [f"{step} {took:.0f} s" for step, took in by_step.items() if took >= 1]
+    return f"{seconds:.0f} seconds{': ' if long else ''}{', '.join(long)}"
 
 
 def _why(manifest: Manifest, variant: str | None) -> str:

@@ -18,6 +18,7 @@ from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
 from tightbeam.export.errors import InexactError
+from tightbeam.export.progress import counted
 from tightbeam.graph_passes import SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 
@@ -49,7 +50,8 @@ def measure_caches(
     """
     blocks = (self_attention if canonical.sizes.decoder_only else cross_attention)(canonical, "guard")
     entries: list[QuantizedCacheEntry] = []
-    for layer, (choice, seen) in enumerate(zip(plan, activations, strict=True)):
+    layers = list(zip(plan, activations, strict=True))
+    for layer, (choice, seen) in enumerate(counted(layers, "layers measured, int8 source cache")):
         attention = LayerAttention.of(blocks[layer], seen)
         for part, output in _outputs(attention, choice.source):
             errors = {name: attention.error(output(rounded)) for name, rounded in ROUNDINGS.items()}

@@ -21,6 +21,7 @@ from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttention, product_in
 from tightbeam.export.errors import ExportError
+from tightbeam.export.progress import counted
 from tightbeam.graph_passes import GENERATED, SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
@@ -102,7 +103,7 @@ def guard(
     measured: list[GuardResult] = []
     for part in parts:
         wanted = [getattr(layer, part.name) for layer in plan]
-        for layer, kind in enumerate(wanted):
+        for layer, kind in enumerate(counted(wanted, f"layers measured, {part.name} cache")):
             if part.kinds[kind].one_matrix is None:
                 continue
             found = part.measure(layer, kind, wanted.index(kind), precision)

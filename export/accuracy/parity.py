@@ -6,8 +6,6 @@ The bundle runs in a process without torch, by the command that its users run.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest, ParityReport
-from tightbeam.deploy.process import with_huge_pages
+from tightbeam.export.accuracy.counted_process import run_counted
 from tightbeam.export.accuracy.reference import Generation, Reference, TextSamples, generate
 from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError
+from tightbeam.export.progress import count
 
 __all__ = ["TIE_TOLERANCE", "compare", "is_exact", "sequences_of"]
 
@@ -151,16 +150,16 @@ def _score_error(record: dict[str, Any], expected: Generation, index: int, as_id
 
 def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, list[dict[str, Any]]]]:
     """The command's JSON record of each sample under each setting, all from one run of the command."""
-    samples, count = reference.samples, len(reference.samples.rows)
+    samples, B = reference.samples, len(reference.samples.rows)
     with tempfile.TemporaryDirectory() as scratch:
         inputs = samples.inputs(Path(scratch))
         lines = [{INPUT: each, **made.settings} for made in reference.generations for each in inputs]
         command = [sys.executable, "-m", "tightbeam.deploy.commands.run_model", str(folder), "-", "--json"]
-        command += ["--json-input", INPUT, "--batch-size", str(count)]
+        command += ["--json-input", INPUT, "--batch-size", str(B)]
         command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        environment = with_huge_pages(os.environ)
-        done = subprocess.run(command, input=text.encode(), capture_output=True, check=False, env=environment)
+        count("loading the bundle")
+        done = run_counted(command, lambda number, _: count("sequences compared", number, len(lines)), text.encode())
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1])
@@ -171,4 +170,4 @@ def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, li
     records = [json.loads(line) for line in done.stdout.decode().splitlines()]
     if len(records) != len(lines):
         raise ExportError(f"the bundle gave {len(records)} results for {len(lines)} inputs")
-    return [(made, records[first * count :][:count]) for first, made in enumerate(reference.generations)]
+    return [(made, records[first * B :][:B]) for first, made in enumerate(reference.generations)]

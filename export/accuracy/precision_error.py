@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,9 +13,10 @@ from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, Precis
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.compare import TIMES, Times
-from tightbeam.deploy.process import with_huge_pages
+from tightbeam.export.accuracy.counted_process import run_counted
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
+from tightbeam.export.progress import count
 from tightbeam.export.writing.entries import graph_entries, state_entries
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
@@ -100,17 +99,25 @@ def _measure(
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
     arguments = [*([TIMES] if timed else []), str(exact), str(rounded), str(max_steps), *texts]
     command = [sys.executable, "-m", "tightbeam.deploy.compare", *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, env=with_huge_pages(os.environ))
+    count("loading both bundles")
+    done = run_counted(command, _count_line)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise ExportError(f"measuring the error failed: {lines[-1]} (--no-check exports without this test)")
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout.splitlines()[-1])
     if not math.isfinite(found["error"]):
         raise ExportError(
             f"in this precision the model's scores are NaN or infinite: activations exceed its range; {fix}"
         )
     times = Times(**found.pop("times")) if timed else None
     return PrecisionErrorEntry(**found), times
+
+
+def _count_line(_: int, line: bytes) -> None:
+    """Count as a line ``DONE OF`` of the command says; its last line is the result, a JSON object."""
+    if not line.startswith(b"{"):
+        done, total = map(int, line.split())
+        count("steps compared", done, total)
 
 
 def _write_rounded(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:

@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
+from tightbeam.export.progress import counted
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.integers import SMALLEST, quantized_columns
 from tightbeam.graph_passes.precision.sites import BLOCK, Site, blocks_of
@@ -53,7 +54,8 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     readers: dict[tuple[int, ...], list[Site]] = {}
     for site in sites:
         readers.setdefault(_storage(site), []).append(site)
-    entries = {entry.name: entry for shared in readers.values() for entry in _measure(shared, rows)}
+    matrices = counted(list(readers.values()), "matrices measured in int8")
+    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows)}
     return tuple(entries[site.name] for site in sites)
 
 

@@ -24,6 +24,7 @@ from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.reference import Samples, TextSamples
 from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.errors import ExportError
+from tightbeam.export.progress import count, counted
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.builder import Builder
@@ -160,8 +161,9 @@ def _run(
     B = len(next(iter(inputs.values())))
     mask = inputs.setdefault("attention_mask", np.ones((B, graphs.sizes.max_source), np.int64))
     positions = np.flatnonzero(mask)
-    counted = positions[_evenly(len(positions), MOST_ROWS)] if len(positions) else np.zeros(1, np.int64)
-    feeds = {**inputs, "num_beams": np.ones(1, np.int64), TAKEN: counted}
+    taken = positions[_evenly(len(positions), MOST_ROWS)] if len(positions) else np.zeros(1, np.int64)
+    feeds = {**inputs, "num_beams": np.ones(1, np.int64), TAKEN: taken}
+    count("encoding calibration inputs")
     session = _session(folder, "encoder")
     encoded = _named_outputs(session, feeds)
     del session
@@ -184,7 +186,7 @@ def _run(
         state.input: np.zeros(resolve(shapes[state.input][0], sizes), shapes[state.input][1]) for state in graphs.states
     }
     rows: dict[str, list[Array]] = {output: [] for output in read["decoder"].values()}
-    for T in range(1, steps + 1):
+    for T in counted(range(1, steps + 1), "steps of calibration inputs"):
         step["lengths"][:], step["history_lengths"][:] = T, P - 1 + T
         step["positions"][:, 0] = step["first_positions"] + T - 1
         outputs = _named_outputs(session, {"attention_mask": mask, **encoded, **step, **caches})

@@ -22,6 +22,7 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError, first_line
+from tightbeam.export.progress import counted
 
 __all__ = ["Generation", "Reference", "Samples", "TextSamples", "generate", "greedy", "make_reference", "samples_of"]
 
@@ -126,7 +127,8 @@ def make_reference(checkpoint: Checkpoint, samples: Samples) -> Reference:
     """
     with _errors_as_ours(), encoded_once(checkpoint):
         longest = max(map(len, samples.rows))
-        generations = tuple(generate(checkpoint, samples, settings) for settings in _settings(checkpoint, longest))
+        wanted = counted(list(_settings(checkpoint, longest)), f"searches of {len(samples.rows)} inputs")
+        generations = tuple(generate(checkpoint, samples, settings) for settings in wanted)
     return Reference(checkpoint.path, samples, generations)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tightbeam.export.errors import ExportError, causes, first_line
+from tightbeam.export.progress import count
 from tightbeam.export.tracing.capture import capture
 from tightbeam.graph_passes.builder import read_instead
 
@@ -83,9 +84,32 @@ def _export(
     """Export a program that is captured here, which takes half the time; if that fails, export the module."""
     names: Any = {"input_names": inputs, "output_names": outputs, "verbose": False, "opset_version": TRACE_OPSET}
     try:
-        return torch.onnx.export(capture(module, args, dynamic_shapes), args, dynamo=True, **names)
+        with _counted_layers(module):
+            program = capture(module, args, dynamic_shapes)
+        count(f"converting {len(program.graph.nodes):,} operators to ONNX")
+        return torch.onnx.export(program, args, dynamo=True, **names)
     except Exception:  # such as an operator without a conversion, which torch has to decompose
         return torch.onnx.export(module, args, dynamo=True, dynamic_shapes=dynamic_shapes, **names)
+
+
+@contextmanager
+def _counted_layers(module: nn.Module) -> Iterator[None]:
+    """Context in which each layer of a module counts as it is run."""
+    lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
+    layers = max(lists, key=len, default=[])
+    done = 0
+
+    def add(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        count("layers captured", done, len(layers))
+
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _check_dynamic(tensors: list[gs.Tensor], declared: Mapping[str, Sequence[int | str]]) -> None:

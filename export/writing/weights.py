@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tightbeam.export.progress import count
 from tightbeam.graph_passes.model import Array
 
 __all__ = ["WeightPlan", "plan_weights", "write_weights"]
@@ -103,7 +104,10 @@ def write_weights(path: Path, plan: WeightPlan) -> None:
     """Write a plan as a safetensors file, and sync it to the disk. Raises OSError."""
     with path.open("wb") as stream:
         stream.write(plan.header)
+        total, done = sum(array.nbytes for array in plan.arrays) // 10**6, 0
         for array in plan.arrays:
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            done += array.nbytes
+            count("MB of weights written", done // 10**6, total)
         stream.flush()
         os.fsync(stream.fileno())

@@ -82,7 +82,9 @@ def test_comparison_as_a_program(bundles: BundleCache) -> None:
     folder = str(bundles("el"))
     command = [sys.executable, "-m", "tightbeam.deploy.compare", "--times", folder, folder, "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    *steps, last = done.stdout.splitlines()
+    assert steps == [f"{number} {len(steps)}" for number in range(1, 2 * 16 + 2 * 5 * 5 + 1)]
+    found = json.loads(last)
     times = found.pop("times")
     assert found == {"error": 0.0, "steps": 64, "differing": 0}
     assert all(second > 0 for seconds in times.values() for second in seconds)

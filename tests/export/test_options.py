@@ -41,7 +41,7 @@ def test_a_command_has_every_option_once(app: typer.Typer, records: list[type], 
 
 def test_the_function_has_every_option_once() -> None:
     signature, text = inspect.signature(export_model), inspect.getdoc(export_model) or ""
-    own = ["model", "output", "workload", "on_step", "on_table", "on_note"]
+    own = ["model", "output", "workload", "on_step", "on_table", "on_note", "on_count"]
     settings = settings_of(ExportOptions)
     assert sorted(signature.parameters) == sorted([*own, *(setting.name for setting in settings)])
     for setting in settings:

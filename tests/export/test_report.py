@@ -83,6 +83,8 @@ def test_disk_and_time_and_reason(bundles: BundleCache) -> None:
     assert abs(on_disk * 1e6 - whole + (bundle.path / "bundle.json").stat().st_size) < 5e4
     assert str(bundle.path) in found["on disk"]
     assert found["time"] == "62 seconds"
+    by_step = {"loading": 4.6, "rewriting": 0.3, "tracing": 41.2}
+    assert dict(rows(bundle, seconds=61.7, by_step=by_step))["time"] == "62 seconds: loading 5 s, tracing 41 s"
     assert found["variant"] == "dedup, as asked for"
     assert dict(rows(bundle, variant="auto"))["variant"] == "dedup, the fastest by prediction"
 
