@@ -10,10 +10,11 @@ from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.auto.workload import Workload
+from tightbeam.export.counts import OnCount, watched
 from tightbeam.export.option import with_keywords
 from tightbeam.export.options import ExportKeywords, ExportOptions
 from tightbeam.export.preparation import prepare
-from tightbeam.export.progress import STEPS, OnCount, watched
+from tightbeam.export.progress import STEPS
 
 __all__ = ["export_model", "export_with"]
 

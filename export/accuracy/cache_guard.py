@@ -17,8 +17,8 @@ from torch import Tensor
 from tightbeam.deploy.bundle.manifest import QuantizedCacheEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
+from tightbeam.export.counts import counted
 from tightbeam.export.errors import InexactError
-from tightbeam.export.progress import counted
 from tightbeam.graph_passes import SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 

@@ -20,8 +20,8 @@ import torch
 from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttention, product_in
+from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError
-from tightbeam.export.progress import counted
 from tightbeam.graph_passes import GENERATED, SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys

@@ -17,8 +17,8 @@ from tightbeam.export.accuracy.counted_process import run_counted
 from tightbeam.export.accuracy.reference import Generation, Reference, TextSamples, generate
 from tightbeam.export.checkpoint.generation import disable_sampling
 from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError
-from tightbeam.export.progress import count
 
 __all__ = ["TIE_TOLERANCE", "compare", "is_exact", "sequences_of"]
 

@@ -15,8 +15,8 @@ from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export.accuracy.counted_process import run_counted
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError
-from tightbeam.export.progress import count
 from tightbeam.export.writing.entries import graph_entries, state_entries
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
-from tightbeam.export.progress import counted
+from tightbeam.export.counts import counted
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.integers import SMALLEST, quantized_columns
 from tightbeam.graph_passes.precision.sites import BLOCK, Site, blocks_of

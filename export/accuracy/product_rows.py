@@ -23,8 +23,8 @@ from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, 
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.reference import Samples, TextSamples
 from tightbeam.export.checkpoint.audio import SpeechSamples
+from tightbeam.export.counts import count, counted
 from tightbeam.export.errors import ExportError
-from tightbeam.export.progress import count, counted
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.builder import Builder

@@ -21,8 +21,8 @@ from tightbeam.export.checkpoint.image import ImageSamples, image_samples
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError, first_line
-from tightbeam.export.progress import counted
 
 __all__ = ["Generation", "Reference", "Samples", "TextSamples", "generate", "greedy", "make_reference", "samples_of"]
 

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError, causes, first_line
-from tightbeam.export.progress import count
 from tightbeam.export.tracing.capture import capture
 from tightbeam.graph_passes.builder import read_instead
 

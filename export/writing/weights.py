@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tightbeam.export.progress import count
+from tightbeam.export.counts import count
 from tightbeam.graph_passes.model import Array
 
 __all__ = ["WeightPlan", "plan_weights", "write_weights"]

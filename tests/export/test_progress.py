@@ -11,7 +11,8 @@ from rich.console import Console
 
 from support.checkpoints.families import CheckpointCache
 from tightbeam.export import export_model
-from tightbeam.export.progress import STEPS, ShownSteps, count, counted, show_steps, watched
+from tightbeam.export.counts import count, counted, watched
+from tightbeam.export.progress import STEPS, ShownSteps, show_steps
 
 
 def test_without_a_terminal_a_step_is_a_line_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
