@@ -17,6 +17,7 @@ from tightbeam.deploy.bundle.operators import operators_note, operators_version
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
+from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
@@ -244,6 +245,8 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
             ", ".join(f"{name}={reprlib.repr(value)}" for name, value in sorted(manifest.generation.items())),
         )
     )
+    if languages := manifest.generation.get("lang_to_id"):
+        lines.append(("languages", f"{len(languages)}: {', '.join(names_of(languages))}"))
     lines.append(("tokenizer", facts["tokenizer"] or "none: takes and returns token ids (--ids)"))
     lines += [("engine", f"{name}: {text}") for name, text in _engines(facts["engines"])]
     if origin is not None:

@@ -518,6 +518,35 @@ class Runner:
         found = self._transcribed(recordings, batch_size, settings)
         return [each.result.texts[0] if each.result.texts else "" for each in found]
 
+    def transcribe_outputs(
+        self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
+    ) -> list[Output]:
+        """Transcribe recordings like `transcribe`, and return languages, segments and token ids beside the texts.
+
+        Parameters
+        ----------
+        recordings : sequence of str, path, bytes or float array [n]
+            Recordings, as in `transcribe`.
+        batch_size : int
+            The most windows that run together.
+        **settings
+            Arguments of ``model.generate``, by the same names, Whisper's among them.
+
+        Returns
+        -------
+        list of Output
+            One for each recording: text, token ids, ``language`` and ``language_probability``; ``segments`` if it ran
+            by timestamps; the scores and alternatives of tokens if these are asked for.
+
+        Raises
+        ------
+        GenerationError, InputError, BundleError
+            The errors of `transcribe`, except that settings may ask for more than texts.
+        """
+        settings = self.model.settings.without_effect(settings)
+        made = [each.made for each in self._transcribed(recordings, batch_size, settings)]
+        return [output for output in made if output is not None]
+
     def transcribe_segments(
         self, recordings: Sequence[str | os.PathLike[str] | bytes | Array], *, batch_size: int = 8, **settings: Any
     ) -> list[list[TextSegment]]:

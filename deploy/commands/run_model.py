@@ -225,7 +225,11 @@ def run_model(
         typer.Option(help="Beam scores are divided by the length to this power; above 0 favours longer sequences."),
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Language spoken in the audio, by its code (en); Whisper only.")
+        str | None,
+        typer.Option(
+            help="Language spoken in the audio, by its code (en) or name (english); by default the model finds it. "
+            "show-bundle lists the languages that a model knows. Whisper only."
+        ),
     ] = None,
     task: Annotated[
         str | None, typer.Option(help="Task: transcribe, or translate (into English); Whisper only.")

@@ -265,7 +265,8 @@ class GenerationOptions:
     def reads_logits(self) -> bool:
         """True if the search reads all scores of a row, in case the runtime gives them."""
         asked = (self.sampling, self.timestamps, self.scoring, self.measured)
-        return bool(self.force_words_ids) or self.renormalize or any(each is not None for each in asked)
+        named = self.force_words_ids or self.choices
+        return bool(named) or self.renormalize or any(each is not None for each in asked)
 
     @property
     def needs_logits(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.languages import language_token, names_of
 from tightbeam.deploy.generation.options import CHOSEN
 from tightbeam.deploy.generation.recording import RecordingSettings, read_recording_settings
 from tightbeam.deploy.generation.scoring import Scoring, read_scoring
@@ -21,8 +22,6 @@ __all__ = ["WhisperSettings", "has_timestamps", "read_whisper_settings"]
 
 TASKS = ("transcribe", "translate")
 HEADS = "alignment_heads"
-SHOWN = 8
-"""Languages that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +142,11 @@ def _prompt(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _language(settings: Settings, languages: Mapping[str, int]) -> int:
-    code = settings["language"].lower() if isinstance(settings["language"], str) else ""
-    for name in (code, f"<|{code}|>"):
-        if name in languages:
-            return languages[name]
-    codes = sorted(name.strip("<|>") for name in languages)
-    raise _not_one_of(settings, "language", "a language code of this model", codes)
+    given = settings["language"]
+    token = language_token(given, languages) if isinstance(given, str) else None
+    if token is None:
+        raise _not_one_of(settings, "language", "a language of this model, by its code or name", names_of(languages))
+    return token
 
 
 def _task(settings: Settings, tasks: Mapping[str, int]) -> int:
@@ -159,6 +157,5 @@ def _task(settings: Settings, tasks: Mapping[str, int]) -> int:
 
 
 def _not_one_of(settings: Settings, name: str, expected: str, known: list[str]) -> GenerationError:
-    more = ", ..." if len(known) > SHOWN else ""
-    fix = f"pass one of {', '.join(known[:SHOWN])}{more}" if known else "leave it out, since this model has none"
+    fix = f"pass one of {', '.join(known)}" if known else "leave it out, since this model has none"
     return settings.given(name).error(expected=expected, fix=fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -13,7 +13,17 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.search import Scored, SearchResult
 
-__all__ = ["Output", "TextSegment", "TextWord", "TokenAlternatives", "TokenScores", "join", "output_of", "text_of"]
+__all__ = [
+    "Output",
+    "TextSegment",
+    "TextWord",
+    "TokenAlternatives",
+    "TokenScores",
+    "join",
+    "language_of",
+    "output_of",
+    "text_of",
+]
 
 Each = TypeVar("Each")
 TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
@@ -93,6 +103,12 @@ class Output:
         The segments of a recording that was transcribed by timestamps.
     pages : list of Output or None
         One output for each page of an image with several pages.
+    language : str or None
+        The code of a recording's language, such as "en", as it was given or found in the first window; None for a
+        model of one language.
+    language_probability : float or None
+        Probability of the language that was found, among the model's languages; None if it was given, or if the
+        runtime gives no scores of all tokens.
     """
 
     sequences: list[list[int]]
@@ -103,6 +119,8 @@ class Output:
     alternatives: list[TokenAlternatives] | None = None
     segments: list[TextSegment] | None = None
     pages: list[Output] | None = None
+    language: str | None = None
+    language_probability: float | None = None
 
 
 def output_of(model: Model, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
@@ -127,7 +145,23 @@ def output_of(model: Model, found: SearchResult, options: GenerationOptions, pro
     texts = [text_of(model, row) for row in sequences] if model.has_tokenizer else None
     given = 0 if model.decoder_only else options.beginning
     token_scores, alternatives = _of_tokens(found.scored, [len(row) for row in sequences], given)
-    return Output(sequences, scores, texts, new_tokens, token_scores, alternatives)
+    return Output(
+        sequences,
+        scores,
+        texts,
+        new_tokens,
+        token_scores,
+        alternatives,
+        language=language_of(model, sequences[0][: options.beginning]),
+        language_probability=found.language_probability,
+    )
+
+
+def language_of(model: Model, prompt: Iterable[int | None]) -> str | None:
+    """Return the code of the language that a decoder prompt names; None for a model of one language."""
+    tokens = set(prompt)
+    table: Mapping[str, int] = model.manifest.generation.get("lang_to_id") or {}
+    return next((name.strip("<|>") for name, token in table.items() if token in tokens), None)
 
 
 def _of_tokens(
@@ -175,6 +209,8 @@ def join(windows: Sequence[Output]) -> Output:
         new_tokens=sum(window.new_tokens for window in windows),
         token_scores=_joined([window.token_scores for window in windows]),
         alternatives=_joined([window.alternatives for window in windows]),
+        language=windows[0].language,
+        language_probability=windows[0].language_probability,
     )
 
 

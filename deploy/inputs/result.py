@@ -43,6 +43,8 @@ class InputResult:
         The segments of a recording that was transcribed by timestamps.
     pages : list of Output or None
         One output for each page of an image with several pages.
+    language, language_probability
+        Fields of `Output`.
     """
 
     number: int
@@ -62,12 +64,15 @@ class InputResult:
     source: str | None = None
     segments: list[TextSegment] | None = None
     pages: list[Output] | None = None
+    language: str | None = None
+    language_probability: float | None = None
 
     def set_output(self, output: Output) -> None:
         """Set the fields of an output."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
         self.new_tokens, self.segments, self.pages = output.new_tokens, output.segments, output.pages
+        self.language, self.language_probability = output.language, output.language_probability
 
     def as_json(self) -> str:
         """Return one line of JSON. ``text`` and ``score`` belong to the best sequence."""
@@ -91,6 +96,10 @@ class InputResult:
                 record[name] = each[0]
                 if len(each) > 1:
                     record[f"sequences_{name}"] = each
+        if self.language is not None:
+            probability = self.language_probability
+            record["language"] = self.language
+            record["language_probability"] = None if probability is None else round(probability, 4)
         if self.segments is not None:
             record["segments"] = segment_records(self.segments)
         if self.pages is not None:

@@ -20,6 +20,7 @@ from tightbeam.deploy.audio.segments import FRAME_S, FRAMES, TIMESTAMP_S, Segmen
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
+from tightbeam.deploy.inputs.output import language_of
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import Scored, SearchResult
@@ -60,6 +61,8 @@ class SequentialTranscription:
         The segments that were found so far.
     seek : int
         The first frame of the present window.
+    language_probability : float or None
+        Probability of the language, if it was found in the first window that ran.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class SequentialTranscription:
         self._first = model.manifest.generation.get("no_timestamps_token_id", self._own.vocab_size) + 1
         self._longest: int | None = None
         self._language: int | None = None
+        self.language_probability: float | None = None
         self._conditions = self._how.condition_on_prev_tokens
         prompt = self._how.prompt_ids
         self._prompt = prompt[1:] if prompt and prompt[0] == self._how.prev_sot else prompt
@@ -91,9 +95,7 @@ class SequentialTranscription:
     @property
     def language(self) -> str | None:
         """The code of the language, such as "en"; None for a model of one language."""
-        tokens = {self._language, *self._own.prompt}
-        table: Mapping[str, int] = self._model.manifest.generation.get("lang_to_id") or {}
-        return next((name.strip("<|>") for name, token in table.items() if token in tokens), None)
+        return language_of(self._model, (self._language, *self._own.prompt))
 
     @property
     def options(self) -> GenerationOptions:
@@ -141,7 +143,7 @@ class SequentialTranscription:
             before = self._before()
             if before and CHOSEN in self._own.prompt and self._language is None:
                 found = yield _language_alone(self._own), features
-                self._language = int(found.sequences[0, 1])
+                self._language, self.language_probability = int(found.sequences[0, 1]), found.language_probability
             attempt = yield from self._attempts(features, before)
             if attempt.is_silence:
                 self.seek += frames
@@ -190,6 +192,7 @@ class SequentialTranscription:
             result = yield options, features
             if self._language is None and CHOSEN in self._own.prompt:
                 self._language = int(result.sequences[0, len(before) + self._own.prompt.index(CHOSEN)])
+                self.language_probability = result.language_probability
             attempt = self._judged(result, options)
             self._conditions = self._how.condition_on_prev_tokens and temperature < LOW_TEMPERATURE
             if attempt.is_good:

@@ -123,6 +123,7 @@ class _WindowedInput(OpenInput):
     def output(self, model: Model) -> Output:
         tokens = [token for part in self.parts for segment in part.segments for token in segment.tokens]
         text = self._text(model)
+        heard = next((part for part in self.parts if part.language is not None), None)
         self.new_segments(model)
         return Output(
             sequences=[tokens],
@@ -130,6 +131,8 @@ class _WindowedInput(OpenInput):
             texts=None if text is None else [text(tokens).strip()],
             new_tokens=len(tokens),
             segments=self._segments,
+            language=None if heard is None else heard.language,
+            language_probability=None if heard is None else heard.language_probability,
         )
 
     def _text(self, model: Model) -> _Text | None:

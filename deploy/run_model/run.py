@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from tightbeam.deploy.bundle.operators import operators_note
 from tightbeam.deploy.console import counted, say
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -343,6 +344,9 @@ class _Run:
             named_already = not place and (not file or file in result.error)
             say(f"error: {'' if named_already else about}{result.error}")
         self._note(*(f"{about}{note}" for note in result.notes))
+        if result.language is not None and result.language_probability is not None and not self._run.json_lines:
+            found = f"found the language {names_of([result.language])[0]}"
+            self._note(f"{about}{found} with probability {result.language_probability:.2f}")
         if result.error is None and result.cut:
             whole = result.source_tokens + result.cut
             cut = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"

@@ -126,6 +126,9 @@ class SearchResult:
         The facts about single tokens that were asked for.
     confidence : Confidence or None
         The confidence of the only sample, if it is measured.
+    language_probability : float or None
+        Probability of the language that the model chose for the only sample, among its languages; None if the language
+        was given, or the runtime does not give all scores of a step.
     token_timestamps : float32 [B * num_return_sequences, T] or None
         Seconds from the beginning of the window at which each token of a speech model ends; 0 for the prompt and behind
         the end. None without ``return_token_timestamps``.
@@ -150,6 +153,7 @@ class SearchResult:
         return self.scored.alternatives
 
     confidence: Confidence | None = None
+    language_probability: float | None = None
     token_timestamps: Floats | None = None
 
     def of(self, sample: int, returned: int = 1) -> SearchResult:

@@ -18,6 +18,8 @@ from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_SCORES,
     FINISHED,
     INDEX,
+    LANGUAGE,
+    LANGUAGE_PROBABILITY,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     PAGES,
@@ -168,7 +170,8 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
         TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and if a row has no score; OUTPUT_IDS
         int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
-        and SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages.
+        SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
+        float32 [b, 1], if a row has a language.
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
@@ -186,6 +189,9 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     ):
         if any(record is not None for record in records):
             found[name] = np.array([[json.dumps(each, ensure_ascii=False).encode()] for each in records], np.object_)
+    if any(output.language is not None for output in outputs):
+        found[LANGUAGE] = np.array([[(output.language or "").encode()] for output in outputs], np.object_)
+        found[LANGUAGE_PROBABILITY] = np.array([[output.language_probability or 0] for output in outputs], np.float32)
     return {**found, **_of_tokens(outputs, ids.shape)}
 
 

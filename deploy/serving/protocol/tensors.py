@@ -11,6 +11,8 @@ __all__ = [
     "IMAGE",
     "INDEX",
     "INPUT_IDS",
+    "LANGUAGE",
+    "LANGUAGE_PROBABILITY",
     "LENGTHS",
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
@@ -49,6 +51,11 @@ ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
 SEGMENTS = "SEGMENTS"
 """Output of a speech model: string [b, 1], the segments of a row that ran by timestamps, as JSON; null for another
 row."""
+LANGUAGE = "LANGUAGE"
+"""Output of a multilingual Whisper: string [b, 1], the code of each recording's language; empty if it is unknown."""
+LANGUAGE_PROBABILITY = "LANGUAGE_PROBABILITY"
+"""Output of a multilingual Whisper: float32 [b, 1], the probability of the language that was found; 0 if the language
+was given, or the probability is unknown."""
 PAGES = "PAGES"
 """Output of a model that reads images: string [b, 1], the results of the pages of an image with several, as JSON; null
 for another row."""

@@ -18,6 +18,8 @@ from tightbeam.deploy.serving.protocol.tensors import (
     IMAGE,
     INDEX,
     INPUT_IDS,
+    LANGUAGE,
+    LANGUAGE_PROBABILITY,
     LENGTHS,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
@@ -239,6 +241,9 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
     if speech:
         put_output(SEGMENTS, "TYPE_STRING", 1)
+    if manifest.generation.get("lang_to_id"):
+        put_output(LANGUAGE, "TYPE_STRING", 1)
+        put_output(LANGUAGE_PROBABILITY, "TYPE_FP32", 1)
     if manifest.image is not None:
         put_output(PAGES, "TYPE_STRING", 1)
     if settings.stream:

@@ -97,7 +97,13 @@ def test_several_audio_files(whisper: Path, call: Command, tmp_path: Path) -> No
         soundfile.write(name, chirp(1.5, high_hz=900 * (1 + index)), RATE_HZ)
     (tmp_path / "names.txt").write_text(f"{names[0]}\n{tmp_path}/none.wav\n")
     expected = [" ".join(text.splitlines()) for text in runner.transcribe(names, max_new_tokens=5)]
-    assert call(whisper, *names, *SHORT).succeeded().out.splitlines() == expected
+    found = runner.transcribe_outputs(names, max_new_tokens=5)
+    done = call(whisper, *names, *SHORT)
+    assert (done.code, done.out.splitlines()) == (0, expected)
+    assert [name for name, line in zip(names, done.messages, strict=True) if line.startswith(f"note: {name}: found")]
+    assert [record["language"] for record in call(whisper, *names, "--json", *SHORT).succeeded().records] == [
+        output.language for output in found
+    ]
     done = call(whisper, names[1], tmp_path / "names.txt", "--json", *SHORT)
     done.failed(f"{tmp_path}/names.txt, line 2: there is no file {tmp_path}/none.wav")
     assert [record.get("text") for record in done.records] == [*runner.transcribe(names[::-1], max_new_tokens=5), None]

@@ -112,7 +112,9 @@ INPUTS = {
     "ids_only": [required("INPUT_IDS", "TYPE_INT64", -1), LENGTHS],
     "speech": [optional("AUDIO", "TYPE_FP32", -1), optional("AUDIO_FILE", "TYPE_STRING", 1), LENGTHS],
 }
-OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": FOUND, "speech": [WORDS, *FOUND, tensor("SEGMENTS", "TYPE_STRING", 1)]}
+HEARD = [tensor(name, f"TYPE_{kind}", 1) for name, kind in (("SEGMENTS", "STRING"), ("LANGUAGE", "STRING"))]
+HEARD.append(tensor("LANGUAGE_PROBABILITY", "TYPE_FP32", 1))
+OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": FOUND, "speech": [WORDS, *FOUND, *HEARD]}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -290,8 +290,11 @@ def test_export_and_transcribe(checkpoints: CheckpointCache, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"language": "english"}, "language='english' .* is not a language code of this model; pass one of de, en, fr"),
-        ({"language": ["en", "de"]}, "is not a language code"),
+        (
+            {"language": "dutch"},
+            "language='dutch' .* is not a language of this model, by its code or name; pass one of de ",
+        ),
+        ({"language": ["en", "de"]}, "is not a language of this model"),
         ({"task": "sing"}, "task='sing' .* is not a task of this model; pass one of transcribe, translate"),
         ({"num_return_sequences": 2}, "num_return_sequences=2 .* is not supported for Whisper"),
         ({"no_speech_threshold": 0.6}, "no_speech_threshold=0.6 .* needs logprob_threshold, as in transformers"),
