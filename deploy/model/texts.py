@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import from_language
+from tightbeam.deploy.model.conversation import Conversation
 from tightbeam.deploy.model.settings import ModelSettings
+from tightbeam.deploy.text.chat_template import ChatTemplate, load_chat_template
+from tightbeam.deploy.text.messages import Messages, check_messages
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -44,38 +48,61 @@ class Texts:
         """True for a bundle with a tokenizer."""
         return self._codec is not None
 
-    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
-        """Tokenize a source text; `Runner.encode` documents arguments, results and errors."""
-        if not isinstance(text, str):
-            raise InputError(f"a text is {type(text).__name__}, expected str; pass text")
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The checkpoint's chat template; None for a bundle without one."""
+        return load_chat_template(self._bundle)
+
+    def require_chat_template(self) -> ChatTemplate:
+        """Return the chat template.
+
+        Returns
+        -------
+        ChatTemplate
+
+        Raises
+        ------
+        InputError
+            The bundle has no chat template.
+        """
+        if self.chat_template is None:
+            raise InputError(
+                f"bundle {self._bundle.path} has no chat template, since its checkpoint has none; export it again with "
+                "--chat-template FILE, or pass text"
+            )
+        return self.chat_template
+
+    def encode(self, source: str | Messages, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+        """Tokenize a source; `Runner.encode` documents arguments, results and errors."""
+        if not isinstance(source, str | list | tuple):
+            raise InputError(f"a text is {type(source).__name__}, expected str or a list of messages; pass one")
         if self._about.speech:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
         if self._about.image:
             raise InputError("this model reads images; pass them instead of text (Runner.read_images)")
         codec = self.require_tokenizer()
-        if not text.strip():
-            raise InputError("empty text; expected at least one word")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InputError("text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
-        ids = codec.encode(text)
+        if isinstance(source, str):
+            _check_text(source)
+            kind, ids, within = "text", codec.encode(source), partial(codec.truncate, source)
+        else:
+            conversation = Conversation(check_messages(source), self.require_chat_template(), codec)
+            kind, ids, within = "conversation", conversation.ids(), conversation.within
         limit, vocabulary = self._sizes.max_source, self._sizes.source_vocabulary
         if truncate and self._sizes.decoder_only:
             limit = max(1, min(limit, self._longest_prompt(settings)))
         length = len(ids)
         if length > limit and not truncate:
-            problem = f"text of {length} tokens is longer than {longest_source(self._sizes)}"
+            problem = f"{kind} of {length} tokens is longer than {longest_source(self._sizes)}"
             truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
             raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
-        ids = codec.truncate(text, limit) if length > limit else ids
+        ids = within(limit) if length > limit else ids
         ids = from_language(ids, self._about.generation, settings)
         if not ids:
-            raise InputError("the tokenizer makes no token of this text; expected at least one word of its vocabulary")
+            raise InputError(f"the tokenizer makes no token of this {kind}; expected at least one word of its vocabulary")
         if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
             raise InputError(
-                f"the tokenizer makes token {max(ids)} of this text, outside the model's vocabulary of {vocabulary}; "
-                "remove the special token from the text"
+                f"the tokenizer makes token {max(ids)} of this {kind}, outside the model's vocabulary of {vocabulary}; "
+                "remove the special token from it"
             )
         return ids, length - len(ids)
 
@@ -169,3 +196,13 @@ class Texts:
             where = PerFrontEnd(" (Runner.generate, or --ids)", " (--ids)", "")
             raise InputError(problem, fix=Fix("pass token ids{}", where))
         return self._codec
+
+
+def _check_text(text: str) -> None:
+    """Raise InputError for a text without a word, and for one that is not UTF-8."""
+    if not text.strip():
+        raise InputError("empty text; expected at least one word")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
