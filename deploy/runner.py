@@ -57,6 +57,7 @@ from tightbeam.deploy.scheduling.sample import Sample, samples_of_features
 from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.search.callbacks import check_callback
+from tightbeam.deploy.text.messages import TextSource, check_messages
 from tightbeam.deploy.text.rows import beginnings_of
 from tightbeam.deploy.text.token_ids import as_array, finite_float32
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
@@ -239,16 +240,17 @@ class Runner:
         """
         return self.model.settings.options(**settings)
 
-    def encode(self, text: str, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
-        """Tokenize a source text.
+    def encode(self, source: TextSource, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+        """Tokenize a source.
 
         Parameters
         ----------
-        text : str
-            The source, or the prompt of a decoder-only model.
+        source : str, or sequence of dict
+            The text of a source, or of the prompt of a decoder-only model; or the messages of a conversation, as for
+            `chat`.
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise. The new tokens of
-            ``settings`` keep their positions when a prompt is cut.
+            ``settings`` keep their positions when a prompt is cut. Of a conversation the oldest turns are left out.
         **settings
             Arguments of ``model.generate``. They matter for prompts, and ``source_language`` for a translator.
 
@@ -261,9 +263,9 @@ class Runner:
         Raises
         ------
         InputError
-            The text cannot be run.
+            The source cannot be run.
         """
-        return self.model.text.encode(text, truncate=truncate, **settings)
+        return self.model.text.encode(source, truncate=truncate, **settings)
 
     def decode(self, sequence: Array | Sequence[int]) -> str:
         """Make text of one generated sequence.
@@ -355,14 +357,14 @@ class Runner:
         return self._generate(samples, callback)
 
     def generate_text(
-        self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+        self, texts: Sequence[TextSource], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[str]:
         """Generate text from texts.
 
         Parameters
         ----------
-        texts : sequence of str
-            Sources of an encoder-decoder model, or prompts of a decoder-only model.
+        texts : sequence of str or of messages
+            Sources of an encoder-decoder model, or prompts of a decoder-only model; or conversations, as for `chat`.
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise.
         batch_size : int
@@ -395,14 +397,14 @@ class Runner:
         return [text for output in found for text in output.texts or []]
 
     def generate_outputs(
-        self, texts: Sequence[str], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+        self, texts: Sequence[TextSource], *, truncate: bool = False, batch_size: int = 8, **settings: Any
     ) -> list[Output]:
         """Generate from texts like `generate_text`, and return token ids and scores beside the texts.
 
         Parameters
         ----------
-        texts : sequence of str
-            Sources of an encoder-decoder model, or prompts of a decoder-only model.
+        texts : sequence of str or of messages
+            Sources of an encoder-decoder model, or prompts of a decoder-only model; or conversations, as for `chat`.
         truncate : bool
             Cut a text that is longer than the model's positions, which is an error otherwise.
         batch_size : int
@@ -422,6 +424,50 @@ class Runner:
             The errors of `generate_text`, except that settings may ask for more than texts.
         """
         return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, truncate: bool = False, **settings: Any) -> str:
+        """Generate the next answer of a conversation.
+
+        The prompt is ``tokenizer.apply_chat_template(messages, add_generation_prompt=True)`` of the checkpoint's own
+        tokenizer and chat template.
+
+        Parameters
+        ----------
+        messages : sequence of dict
+            Messages with the fields ``role`` ("system", "user" or "assistant") and ``content``: a text, or a list of
+            parts of the form ``{"type": "text", "text": ...}``. If the last message is the assistant's, the answer goes
+            on from it, as with ``continue_final_message=True``.
+        truncate : bool
+            Leave out the oldest turns of a conversation that is longer than the model's positions less the new tokens,
+            which is an error otherwise. The system messages at the beginning stay.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        str
+            The answer, or the rest of the one that ``messages`` end with.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, impossible for this model, or asks for more than texts.
+        InputError
+            The bundle has no chat template, or the template refuses the messages.
+        BundleError
+            The runtime failed.
+
+        Examples
+        --------
+        >>> runner.chat([{"role": "user", "content": "What is the capital of Norway?"}], max_new_tokens=40)
+        'The capital of Norway is Oslo.'
+        """
+        settings = self.model.settings.without_effect(settings)
+        _check_texts_alone(self.options(**settings))
+        tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
+        sample = self.model.sample(0, tokens, settings)
+        found = output_of(self.model, self._run([sample], 1)[0], sample.options, sample.prompt_length)
+        return (found.texts or [""])[0]
 
     def generate_from_features(
         self,
@@ -725,7 +771,7 @@ class Runner:
         return self.model.scheduler(max_rows, events)
 
     def _outputs(
-        self, texts: Sequence[str], truncate: bool, batch_size: int, settings: Mapping[str, Any]
+        self, texts: Sequence[TextSource], truncate: bool, batch_size: int, settings: Mapping[str, Any]
     ) -> list[Output]:
         if isinstance(texts, str) or not hasattr(texts, "__iter__"):
             kind = "one string" if isinstance(texts, str) else type(texts).__name__

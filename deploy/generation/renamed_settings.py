@@ -37,8 +37,15 @@ REPLACED: dict[str, Fix | str] = {
     "stream": "triton-repo --stream serves a model that streams",
     "assistant_model": "drafts of another model are not supported; leave it out",
     "inputs": "pass the token ids as input_ids",
+    "tools": "tools are not supported; describe them in a message, or leave it out",
+    "documents": "documents for a chat template are not supported; write them into a message",
+    "chat_template": "export the checkpoint again with --chat-template FILE",
+    **dict.fromkeys(
+        ("add_generation_prompt", "continue_final_message"),
+        "leave it out: a last message of the assistant is continued, and after any other one an answer begins",
+    ),
 }
-"""Arguments of ``model.generate`` that something else replaces, and the fix."""
+"""Arguments of ``model.generate`` and ``apply_chat_template`` that something else replaces, and the fix."""
 
 CLOSE_ENOUGH = 0.7
 """Least likeness of a name that is proposed in place of an unknown one."""

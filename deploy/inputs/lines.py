@@ -28,7 +28,8 @@ class LineFormat:
     ids : bool
         A line is a JSON list of token ids, in place of text.
     field : str or None
-        The field that holds the text, or the token ids, of a line that is a JSON object. The other fields are settings.
+        The field that holds the text, the messages or the token ids of a line that is a JSON object. The other fields
+        are settings.
         None for lines that are not JSON objects.
     truncate : bool
         Cut texts that are longer than the model's positions.
@@ -134,8 +135,9 @@ class _Reader:
             tokens = parse_ids(source)
             self.model.text.check_ids(tokens)
             check_without_text(settings)
-        elif not isinstance(source, str):
-            raise InputError(f"{self.format.field} is {type(source).__name__}, expected a text; pass it in quotes")
+        elif not isinstance(source, str | list):
+            held = type(source).__name__
+            raise InputError(f"{self.format.field} is {held}, expected a text or a list of messages; pass one of them")
         else:
             tokens, result.cut = self.model.text.encode(source, truncate=truncate, **settings)
         result.source_tokens = len(tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model.conversation import Conversation
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.text.chat_template import ChatTemplate, load_chat_template
-from tightbeam.deploy.text.messages import Messages, check_messages
+from tightbeam.deploy.text.messages import TextSource, check_messages
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -72,7 +72,7 @@ class Texts:
             )
         return self.chat_template
 
-    def encode(self, source: str | Messages, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+    def encode(self, source: TextSource, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source; `Runner.encode` documents arguments, results and errors."""
         if not isinstance(source, str | list | tuple):
             raise InputError(f"a text is {type(source).__name__}, expected str or a list of messages; pass one")
@@ -83,7 +83,8 @@ class Texts:
         codec = self.require_tokenizer()
         if isinstance(source, str):
             _check_text(source)
-            kind, ids, within = "text", codec.encode(source), partial(codec.truncate, source)
+            kind, ids = "text", codec.encode(source)
+            within: Callable[[int], list[int]] = partial(codec.truncate, source)
         else:
             conversation = Conversation(check_messages(source), self.require_chat_template(), codec)
             kind, ids, within = "conversation", conversation.ids(), conversation.within
@@ -98,7 +99,9 @@ class Texts:
         ids = within(limit) if length > limit else ids
         ids = from_language(ids, self._about.generation, settings)
         if not ids:
-            raise InputError(f"the tokenizer makes no token of this {kind}; expected at least one word of its vocabulary")
+            raise InputError(
+                f"the tokenizer makes no token of this {kind}; expected at least one word of its vocabulary"
+            )
         if max(ids) >= vocabulary:  # bart-large-cnn's tokenizer has a <mask> that the model lacks
             raise InputError(
                 f"the tokenizer makes token {max(ids)} of this {kind}, outside the model's vocabulary of {vocabulary}; "

@@ -1,7 +1,8 @@
-"""The process that renders chat templates. A template is code of a checkpoint, so it runs outside of the model's process.
+"""The process that renders a chat template. A template is code of a checkpoint, so it runs apart from the model.
 
-It is started by its path, and imports jinja2 alone. Its memory and its processor time for each request are limited. It
-reads JSON lines and writes one for each: first the template and its variables, then conversations.
+The process is started by the path of this file, and imports jinja2 alone. Its memory, and its processor time for each
+request, are limited. It reads JSON lines and writes one for each: first the template and its variables, then
+conversations.
 
 Source: transformers 5.23 ``utils/chat_template_utils.py``, for what a template may use and what it is given.
 """
@@ -36,7 +37,7 @@ def environment() -> Any:
     class Generation(Extension):
         """``{% generation %}`` marks the answers in a template; here it only renders its content."""
 
-        tags = {"generation"}
+        tags = frozenset({"generation"})  # type: ignore[assignment]
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -181,7 +182,7 @@ def reason(error: Exception) -> str:
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    memory, seconds, longest = map(int, sys.argv[1:])
+    memory, seconds, longest = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, inside a long operation too

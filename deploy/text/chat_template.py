@@ -21,7 +21,7 @@ from typing import Any
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, InputError, first_line
 
-__all__ = ["ChatTemplate", "MAX_TEMPLATE_BYTES", "load_chat_template"]
+__all__ = ["MAX_TEMPLATE_BYTES", "ChatTemplate", "load_chat_template"]
 
 MAX_TEMPLATE_BYTES = 1 << 18
 """Length of a template. The longest of published models have 30,000 bytes."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tightbeam.deploy.errors import InputError
 
-__all__ = ["ASSISTANT", "Messages", "SYSTEM", "check_messages", "turns_of"]
+__all__ = ["ASSISTANT", "SYSTEM", "USER", "Messages", "TextSource", "check_messages", "turns_of"]
 
 Messages: TypeAlias = list[dict[str, Any]]
 """Messages with a role and a content, which is a text or a list of parts, each with a text."""
+TextSource: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""What a caller gives to a text model: a text, or the messages of a conversation."""
 MAX_MESSAGES = 1 << 12
 MAX_CHARACTERS = 1 << 22
 """Length of all messages of a conversation together, as JSON."""
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 FIRST = {SYSTEM, "developer"}
 """Roles of the messages that a conversation begins with, and keeps."""
-TOOLS = {"tool", "function", "ipython"}, {"tool_calls", "tool_call_id", "function_call"}
+TOOL_ROLES, TOOL_FIELDS = {"tool", "function", "ipython"}, {"tool_calls", "tool_call_id", "function_call"}
 """Roles and fields of messages about tools."""
 EXAMPLE = '[{"role": "user", "content": "..."}]'
 
@@ -61,7 +63,7 @@ def check_messages(given: Any) -> Messages:
     except UnicodeEncodeError:
         raise InputError("messages hold half a character (a lone surrogate), which is not UTF-8; remove it") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"messages cannot be written as JSON ({error}); pass texts, numbers, lists and dicts") from None
+        raise InputError(f"messages are not JSON ({error}); pass texts, numbers, lists and dicts alone") from None
     if len(written) > MAX_CHARACTERS:
         problem = f"messages have {len(written):,} characters, expected {MAX_CHARACTERS:,} at most"
         raise InputError(f"{problem}; shorten them, or drop the oldest")
@@ -69,22 +71,22 @@ def check_messages(given: Any) -> Messages:
     return copy
 
 
-def _checked(message: Any) -> dict[str, Any]:
+def _checked(given: Any) -> dict[str, Any]:
     """Return a message without the fields that are None. Raises InputError."""
-    if not isinstance(message, dict) or not all(isinstance(name, str) for name in message):
-        held = reprlib.repr(message)
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        held = reprlib.repr(given)
         raise InputError(f'{held} is not an object such as {{"role": "user", "content": "..."}}; pass one')
-    message = {name: value for name, value in message.items() if value is not None}
-    roles, names = TOOLS
-    if message.get("role") in roles or names & message.keys():
-        about = next(iter(names & message.keys()), "role")
-        raise InputError(f"{about} is about tools, which are not supported; leave such messages and fields out")
+    message = {name: value for name, value in given.items() if value is not None}
     for name in ("role", "content"):
-        if name not in message:
+        if name not in message and not (TOOL_FIELDS & message.keys()):
             raise InputError(f'it has no {name}; expected an object such as {{"role": "user", "content": "..."}}')
-    role, content = message["role"], message["content"]
+    role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(f"role is {reprlib.repr(role)}, expected a text; pass system, user or assistant")
+    about = sorted(TOOL_FIELDS & message.keys()) + ["role"] * (role in TOOL_ROLES)
+    if about:
+        raise InputError(f"{about[0]} is about tools, which are not supported; leave such messages and fields out")
+    content = message["content"]
     if isinstance(content, str):
         return message
     parts = content if isinstance(content, list | tuple) else []

@@ -14,6 +14,7 @@ __all__ = [
     "LANGUAGE",
     "LANGUAGE_PROBABILITY",
     "LENGTHS",
+    "MESSAGES",
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
     "PAGES",
@@ -25,6 +26,8 @@ __all__ = [
 
 TEXT = "TEXT"
 """Input: string [b, 1]. Output: string [b, S], S sequences of each row."""
+MESSAGES = "MESSAGES"
+"""Input: string [b, 1], the messages of a conversation as JSON, in place of TEXT."""
 INPUT_IDS = "INPUT_IDS"
 """Input: int64 [b, n], token ids in place of TEXT."""
 AUDIO = "AUDIO"

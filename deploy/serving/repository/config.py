@@ -21,6 +21,7 @@ from tightbeam.deploy.serving.protocol.tensors import (
     LANGUAGE,
     LANGUAGE_PROBABILITY,
     LENGTHS,
+    MESSAGES,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     PAGES,
@@ -228,6 +229,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     else:
         if text:
             put_input(TEXT, "TYPE_STRING", 1, optional=True)
+            put_input(MESSAGES, "TYPE_STRING", 1, optional=True)
         put_input(INPUT_IDS, "TYPE_INT64", -1, optional=text)
     if manifest.image is None:
         put_input(LENGTHS, "TYPE_INT32", 1, optional=True)

@@ -64,5 +64,8 @@ def _inputs(manifest: Manifest) -> str:
     if manifest.image is not None:
         return "`IMAGE` holds the bytes of an image file (PNG, JPEG, TIFF, WebP, BMP), or their base64 in JSON."
     if manifest.tokenizer is not None:
-        return "`TEXT` holds the text; `INPUT_IDS`, in its place, token ids."
+        return (
+            "`TEXT` holds the text; `INPUT_IDS`, in its place, token ids; `MESSAGES`, in its place, the messages of a "
+            "conversation\nas JSON in a text, if the model has a chat template."
+        )
     return "`INPUT_IDS` holds token ids, since the model has no tokenizer."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -24,7 +24,7 @@ from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.protocol.messages import Request
-from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, TEXT
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
 
@@ -103,8 +103,8 @@ class RequestParser:
                 f"pass {self._max_rows} or less"
             )
         name = _source_name(model, request)
-        if truncate and name != TEXT:
-            raise InputError(f"truncate=True is for {TEXT}; leave it out, and pass {name} that fits")
+        if truncate and name not in TEXTS:
+            raise InputError(f"truncate=True is for {' and '.join(TEXTS)}; leave it out, and pass {name} that fits")
         source = request.inputs[name]
         if not len(source):
             raise InputError(f"{name} has no row; expected at least one")
@@ -113,9 +113,9 @@ class RequestParser:
         seconds = 0.0
         for row, value in enumerate(source):
             try:
-                if name == TEXT:
+                if name in TEXTS:
                     text = _text(value, model.manifest.sizes.max_source)
-                    tokens, _ = model.text.encode(text, truncate=truncate, **settings)
+                    tokens, _ = model.text.encode(TEXTS[name](text), truncate=truncate, **settings)
                     opened = OpenInput(InputResult(row), [self._sample(tokens, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
@@ -173,17 +173,30 @@ class RequestParser:
         return settings, truncate
 
 
+def _messages(text: str) -> Any:
+    """Parse the messages of a row. Raises InputError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{MESSAGES} is not JSON ({error}); pass a list of messages as JSON in a text") from None
+
+
+TEXTS: dict[str, Callable[[str], Any]] = {TEXT: str, MESSAGES: _messages}
+"""Inputs that are texts, and the function that makes the source of one."""
+
+
 def _source_name(model: Model, request: Request) -> str:
     """Return the name of the one input that holds the source."""
-    given = [name for name in (TEXT, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
+    given = [name for name in (TEXT, MESSAGES, INPUT_IDS, AUDIO, AUDIO_FILE, IMAGE) if name in request.inputs]
     if model.is_speech:
         taken: tuple[str, ...] = (AUDIO_FILE, AUDIO)
     elif model.reads_images:
         taken = (IMAGE,)
     else:
-        taken = (TEXT, INPUT_IDS)
+        taken = (*TEXTS, INPUT_IDS)
     if len(given) != 1 or given[0] not in taken:
-        expected = " or ".join(name for name in taken if name != TEXT or model.has_tokenizer)
+        *others, last = (name for name in taken if name not in TEXTS or model.has_tokenizer)
+        expected = f"{', '.join(others)} or {last}" if others else last
         raise InputError(f"the request has {' and '.join(given) or 'no source'}, expected {expected}")
     return given[0]
 

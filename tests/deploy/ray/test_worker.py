@@ -92,7 +92,7 @@ def test_generate_appends_columns(runner: Runner) -> None:
     assert table.column_names[:3] == ["key", "body", "generated_text"]
     assert table.column("generated_text").to_pylist()[:4] == runner.generate_text(TEXTS, num_beams=2, max_new_tokens=6)
     assert table.column("generated_error").to_pylist() == [None] * 4 + [
-        "body is NoneType, expected a text; pass it in quotes"
+        "body is NoneType, expected a text or a list of messages; pass one of them"
     ]
     with pytest.raises(InputError, match="has no column 'body', its columns are x"):
         generate(arrow.table({"x": [1]}))
@@ -162,7 +162,7 @@ def test_values_that_json_has_no_type_for(runner: Runner) -> None:
     results = rows_of(runner, [TEXTS[0], datetime.date(2026, 1, 1), b"bytes"])
     assert [result.error for result in results] == [
         None,
-        *["text is dict, expected a text; pass it in quotes"] * 2,
+        *["text is dict, expected a text or a list of messages; pass one of them"] * 2,
     ]
 
 

@@ -108,7 +108,11 @@ FOUND = [
 PLACE = [tensor("INDEX", "TYPE_INT32", 1), tensor("FINISHED", "TYPE_BOOL", 1)]
 WORDS = tensor("TEXT", "TYPE_STRING", -1)
 INPUTS = {
-    "text": [optional("TEXT", "TYPE_STRING", 1), optional("INPUT_IDS", "TYPE_INT64", -1), LENGTHS],
+    "text": [
+        *(optional(name, "TYPE_STRING", 1) for name in ("TEXT", "MESSAGES")),
+        optional("INPUT_IDS", "TYPE_INT64", -1),
+        LENGTHS,
+    ],
     "ids_only": [required("INPUT_IDS", "TYPE_INT64", -1), LENGTHS],
     "speech": [optional("AUDIO", "TYPE_FP32", -1), optional("AUDIO_FILE", "TYPE_STRING", 1), LENGTHS],
 }

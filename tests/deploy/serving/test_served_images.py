@@ -77,7 +77,10 @@ FAULTS: list[tuple[Request, str]] = [
     (image_request(1, b"A" * 64 + b"\n\xff"), "IMAGE is broken base64"),
     (image_request(1, base64.b64encode(b"no image at all")), "the image cannot be read as an image"),
     (image_request(1, LARGE.getvalue()), "the image has more than 178,956,970 pixels; cut it"),
-    (image_request(1, FILES[0], truncate=True), "truncate=True is for TEXT; leave it out, and pass IMAGE that fits"),
+    (
+        image_request(1, FILES[0], truncate=True),
+        "truncate=True is for TEXT and MESSAGES; leave it out, and pass IMAGE",
+    ),
     (image_request(1, FILES[0], encoder_no_repeat_ngram_size=2), "encoder_no_repeat_ngram_size=2 is about a source"),
     (Request(1, {**image_request(1, FILES[0]).inputs, "LENGTHS": np.ones((1, 1), np.int32)}, ""), "LENGTHS is for INP"),
     (Request(1, {"TEXT": np.array([[b"a"]], np.object_)}, ""), "the request has TEXT, expected IMAGE"),

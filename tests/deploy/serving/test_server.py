@@ -314,7 +314,7 @@ ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "wrong shape": ({"TEXT": np.array([[b"a", b"b"]], np.object_)}, {}, ("shape",)),
     "wrong type": ({"INPUT_IDS": np.array([[5.0, 2.0]], np.float32)}, {}, ("INT64", "INPUT_IDS")),
     "no such input": ({"TEXTS": texts("a town")}, {}, ("TEXTS",)),
-    "nothing": ({"LENGTHS": np.array([[3]], np.int32)}, {}, ("no source", "expected TEXT or INPUT_IDS")),
+    "nothing": ({"LENGTHS": np.array([[3]], np.int32)}, {}, ("no source", "expected TEXT, MESSAGES or INPUT_IDS")),
     "too many rows": ({"TEXT": texts(*["a town"] * 17)}, {}, ("batch-size must be <= 16",)),
 }
 
