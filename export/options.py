@@ -118,78 +118,80 @@ class ExportOptions:
     variant: Annotated[
         str | None,
         Option(
-            "Preset of both caches: baseline, dedup, el, kcache, xcache, slim, hybrid, or auto (the fastest by "
-            "prediction); dedup by default.",
+            "What the decoder caches, by a name for both caches: baseline, dedup, el, kcache, xcache, slim, hybrid, or "
+            "auto (the one that is predicted to be fastest); dedup by default.",
             check=check_variant,
         ),
     ] = None
     source_cache: Annotated[
         str | None,
-        Option("Source cache in place of the variant's: kv-per-beam, kv, k, first-k or states."),
+        Option("Cache of the source or prompt, in place of the variant's: kv-per-beam, kv, k, first-k or states."),
     ] = None
     generated_cache: Annotated[
         str | None,
-        Option("Generated cache in place of the variant's: kv-reordered, kv, k or x."),
+        Option("Cache of the generated tokens, in place of the variant's: kv-reordered, kv, k or x."),
     ] = None
     precision: Annotated[
         str,
         Option(
-            "fp32; or fp16 for products, caches and most weights (half the size, inexact); or int8 for products "
-            "and embeddings (a quarter of the size, on the CPU alone, inexact).",
+            "Precision: fp32, which is exact; fp16 for products, caches and most weights (half the size, inexact); or "
+            "int8 for products and embeddings (a quarter of the size, only for CPUs, inexact).",
             check=check_precision,
         ),
     ] = "fp32"
     cache_precision: Annotated[
         str | None,
         Option(
-            "int8 keeps the source cache in a quarter of the size (on the CPU alone, inexact), with --precision "
-            "fp32 or int8; by default float32, or float16 with --precision fp16.",
+            "Precision of the cache of the source or prompt: int8, a quarter of the size (only for CPUs, inexact; with "
+            "--precision fp32 or int8); by default float32, or float16 with --precision fp16.",
             check=check_cache_precision,
         ),
     ] = None
     max_new_tokens: Annotated[
         int | None,
         Option(
-            "Most new tokens of a run that sets no limit itself; by default the checkpoint's.",
+            "Limit on new tokens that the bundle has as its default, for runs that set no limit; by default the "
+            "checkpoint's.",
             check=check_max_new_tokens,
         ),
     ] = None
     calibration: Annotated[
         str | os.PathLike[str] | None,
         Option(
-            "Text file, one text a line, in place of the built-in texts: the errors of rewritten attention and of int8 "
-            "are measured on them, and an inexact bundle is compared with torch on them.",
+            "Text file, one text a line, in place of the built-in texts. The export measures the errors of rewritten "
+            "attention and of int8 on these texts, and compares an inexact bundle with torch on them.",
             parse=Path,
         ),
     ] = None
     weight_threshold: Annotated[
         float,
         Option(
-            "Skip source positions whose attention probability is below this value, such as 0.001 (inexact).",
+            "Skip positions of the source or prompt whose attention probability is below this value, such as 0.001 "
+            "(inexact).",
             check=check_weight_threshold,
         ),
     ] = 0.0
     global_tokens: Annotated[
         int,
         Option(
-            "First tokens of each source that have global attention, for LED, whose published summarizers take 1; "
-            "none by default, as in model.generate without a global_attention_mask.",
+            "Number of first tokens of each source that have global attention, for LED, whose published summarizers "
+            "take 1. By default none has it, as in model.generate without a global_attention_mask.",
             check=check_global_tokens,
         ),
     ] = 0
     max_differing: Annotated[
         float | None,
         Option(
-            "Refuse an inexact bundle (--precision, --cache-precision, --weight-threshold) of which a larger "
-            "share of the compared sequences differs from torch's, such as 0.02.",
+            "Largest share of the compared sequences that may differ from torch's, such as 0.02; if more differ, the "
+            "export fails. For inexact bundles (--precision, --cache-precision, --weight-threshold).",
             check=check_max_differing,
         ),
     ] = None
     check: Annotated[
         bool,
-        Option("Do not compare the bundle with torch, nor measure the error of fp16 or int8."),
+        Option("Do not compare the bundle with torch, and do not measure the error of fp16 or int8."),
     ] = True
-    force: Annotated[bool, Option("Replace an existing bundle.")] = False
+    force: Annotated[bool, Option("Replace an existing bundle in the folder of --output.")] = False
     workload: Workload = field(default_factory=Workload)
 
     def __post_init__(self) -> None:

@@ -36,17 +36,17 @@ def main() -> None:
 def serve_local(
     repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="Model repository made by triton-repo.")],
     text: Annotated[
-        str | None, typer.Option(help="Text of the requests that are printed for models that take text.")
+        str | None, typer.Option(help="Text in the requests that are printed for models that take text.")
     ] = None,
     audio: Annotated[
         Path | None,
-        typer.Option(help="Audio file of the requests that are printed for speech models: WAV, FLAC, OGG or MP3."),
+        typer.Option(help="Audio file in the requests that are printed for speech models: WAV, FLAC, OGG or MP3."),
     ] = None,
     server: Annotated[
         Path | None,
         typer.Option(
             help="Virtual environment with the wheel nvidia-pytriton and Tightbeam; by default the environment of this "
-            "command, otherwise tritonserver on PATH."
+            "command, and if that has no server, tritonserver on PATH."
         ),
     ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for HTTP.")] = 8000,

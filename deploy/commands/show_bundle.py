@@ -34,10 +34,15 @@ def show_bundle(
     ] = None,
     source_length: Annotated[
         int | None,
-        typer.Option(help="Tokens of each source or prompt of that batch; by default the most that the model takes."),
+        typer.Option(
+            help="Tokens of each source or prompt in the batch whose cache is printed; by default the model's limit."
+        ),
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option(help="New tokens of each input of that batch; by default the checkpoint's limit.")
+        int | None,
+        typer.Option(
+            help="New tokens of each output in the batch whose cache is printed; by default the checkpoint's limit."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, with more facts, and sizes in bytes.")

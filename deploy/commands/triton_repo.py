@@ -42,28 +42,30 @@ def triton_repo(
     ] = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option(help="The most rows of one request, and the most that wait in the worker; 16 by default."),
+        typer.Option(help="The most inputs of one request, and the most that wait in the worker; 16 by default."),
     ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option(
-            help="The most rows (samples x beams) that take steps together; by default --max-batch-size times the "
-            "larger of 4 and the checkpoint's beams."
+            help="The most rows (inputs x beams) that take steps together, which bounds the memory; by default "
+            "--max-batch-size times the larger of 4 and the checkpoint's beams."
         ),
     ] = None,
     instances: Annotated[
         int | None,
-        typer.Option(help="Processes that load the model: for each GPU, or in total on the CPU; 1 by default."),
+        typer.Option(
+            help="Number of processes, each with the whole model: on each GPU, or in total on the CPU; 1 by default."
+        ),
     ] = None,
     device: Annotated[
         Literal["cpu", "cuda", "gpu"] | None,
-        typer.Option(help="Device of the model: cpu, or cuda (also gpu), which needs --engine tensorrt."),
+        typer.Option(help="Device that runs the model: cpu, or cuda (also gpu), which needs --engine tensorrt."),
     ] = None,
     batching_delay_us: Annotated[
         int | None,
         typer.Option(
-            help="Microseconds that a request waits for others in Triton, for bundles of preset baseline, which run "
-            "whole batches; 0 by default."
+            help="Microseconds that a request waits in Triton for other requests, to run in one batch with them; only "
+            "for bundles of the variant baseline, since others let requests join a running batch; 0 by default."
         ),
     ] = None,
     engine: Annotated[
@@ -76,35 +78,39 @@ def triton_repo(
         bool,
         typer.Option(
             "--stream",
-            help="Stream responses: each row, each token of greedy search, and each segment of a recording by "
-            "timestamps, as soon as it is generated.",
+            help="Send responses while a request runs: each token of greedy search or sampling, each segment of a "
+            "recording, and the result of each input as soon as it is finished.",
         ),
     ] = False,
     max_queue_size: Annotated[
         int | None,
         typer.Option(
-            help="The most requests that wait; further ones are refused. 0, the default, sets no limit. A limit costs "
-            "latency; see docs/how-to/serve.md."
+            help="The most requests that wait; the server refuses further ones. 0, the default, sets no limit. A limit "
+            "adds up to half a second to some requests; see docs/how-to/serve.md."
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="The server's HTTP address, at which the model's watchdog requests a reload; "
-            "http://127.0.0.1:8000 by default."
+            help="HTTP address of the server, which the model asks for a reload if Triton's own process of the model "
+            "was killed; http://127.0.0.1:8000 by default."
         ),
     ] = None,
     trie: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="File of build-trie, which requests name without its ending; repeat the option for more. Requests can "
-            "name only these.",
+            help="File of build-trie that requests may name, without its ending, to allow only the outputs in it; "
+            "repeat the option for more files.",
             show_default=False,
         ),
     ] = None,
     next_version: Annotated[
-        bool, typer.Option("--next-version", help="Add a version to an existing model, and keep its settings.")
+        bool,
+        typer.Option(
+            "--next-version",
+            help="Add a version to the model of this name, which keeps the options that are not given.",
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model of the same name.")] = False,
     version: Version = False,

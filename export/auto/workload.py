@@ -65,57 +65,65 @@ class Workload:
 
     batch_size: Annotated[
         int,
-        Option("Samples of a run, for the reported cache, --variant auto and --memory-limit.", _positive("batch_size")),
+        Option(
+            "Inputs that run together, in the run for which the cache is reported, --variant auto chooses and "
+            "--memory-limit counts.",
+            _positive("batch_size"),
+        ),
     ] = 8
     num_beams: Annotated[
         int | None,
         Option(
-            "Beams of a run, for the same purposes as --batch-size; the checkpoint's by default.",
+            "Beams of each input in the run for which the cache is reported, --variant auto chooses and "
+            "--memory-limit counts; the checkpoint's by default.",
             _positive("num_beams"),
         ),
     ] = None
     source_length: Annotated[
         int | None,
         Option(
-            "Source tokens of a run, for the same purposes as --batch-size; by default the longest, at most 512.",
+            "Tokens of each source or prompt in the run for which the cache is reported, --variant auto chooses and "
+            "--memory-limit counts; by default the most that the model takes, but at most 512.",
             _positive("source_length"),
         ),
     ] = None
     new_tokens: Annotated[
         int | None,
         Option(
-            "New tokens of a run, for the same purposes as --batch-size; by default the bundle's longest output.",
+            "New tokens of each output in the run for which the cache is reported, --variant auto chooses and "
+            "--memory-limit counts; by default the bundle's longest output.",
             _positive("new_tokens"),
         ),
     ] = None
     memory_limit: Annotated[
         int | None,
         Option(
-            "Limit on the bytes of weights and caches, such as 2GB; an export that exceeds it fails.",
+            "Limit on the bytes of weights and caches, such as 2GB: --variant auto chooses within it, and any other "
+            "variant that exceeds it is an error.",
             parse=parse_bytes,
         ),
     ] = None
     bandwidth_gb_s: Annotated[
         float | None,
         Option(
-            "Memory bandwidth of the serving machine in GB/s, for --variant auto and --dry-run; by default this "
-            "machine's, measured.",
+            "Memory bandwidth of the serving machine in GB/s, from which --variant auto and --dry-run predict times; "
+            "by default this machine's, which is measured.",
             _positive("bandwidth_gb_s"),
         ),
     ] = None
     gflop_s: Annotated[
         float | None,
         Option(
-            "Matrix rate of the serving machine in GFLOP/s, for --variant auto and --dry-run; by default this "
-            "machine's, measured.",
+            "Matrix rate of the serving machine in GFLOP/s, from which --variant auto and --dry-run predict times; "
+            "by default this machine's, which is measured.",
             _positive("gflop_s"),
         ),
     ] = None
     gpu: Annotated[
         str | None,
         Option(
-            "GPU of the serving machine (H200, A100, L4, RTX 5090), for --variant auto and --dry-run with "
-            "--precision fp16: its rates, and the computed times of its kernels.",
+            "GPU of the serving machine (H200, A100, L4, RTX 5090), for which --variant auto and --dry-run predict "
+            "times; with --precision fp16.",
             _check_gpu,
         ),
     ] = None

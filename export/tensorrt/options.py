@@ -35,7 +35,7 @@ class EngineOptions:
     capabilities: Annotated[
         Sequence[str],
         Option(
-            "Compute capabilities of the GPUs to build for, such as 80,89,120; current: this machine's GPU.",
+            "Compute capabilities of the GPUs to build for, such as 80,89,120; current is this machine's GPU.",
             parse=capabilities_of,
             flag="--compute-capability",
         ),
@@ -44,21 +44,26 @@ class EngineOptions:
         str,
         Option("Precision of the engine: fp32, fp16 or bf16; softmax and norms stay float32.", check=check_precision),
     ] = "fp32"
-    max_batch_size: Annotated[int, Option("Largest batch, in samples.")] = 8
-    max_num_beams: Annotated[int | None, Option("Largest number of beams; by default the bundle's, at least 4.")] = None
-    max_source_length: Annotated[int | None, Option("Longest source, in tokens; by default the model's limit.")] = None
-    max_new_tokens: Annotated[int | None, Option("Longest output, in tokens; by default the bundle's.")] = None
+    max_batch_size: Annotated[int, Option("The most inputs that a run of the engine takes together.")] = 8
+    max_num_beams: Annotated[
+        int | None, Option("The most beams of an input; by default the bundle's, but at least 4.")
+    ] = None
+    max_source_length: Annotated[
+        int | None, Option("The most tokens of a source or prompt; by default the model's limit.")
+    ] = None
+    max_new_tokens: Annotated[int | None, Option("The most new tokens of an output; by default the bundle's.")] = None
     max_candidates: Annotated[
-        int | None, Option("Most candidates of a sample in a step; by default 8 a beam, for up to 7 end tokens.")
+        int | None,
+        Option("The most candidates of an input in a step; by default 8 for each beam, enough for 7 end tokens."),
     ] = None
     name: Annotated[
         str | None, Option("Name of the engine; by default its capabilities and precision, such as sm80-fp16.")
     ] = None
-    check: Annotated[bool, Option("Skip the measurement of the error of fp16 or bf16.")] = True
+    check: Annotated[bool, Option("Do not measure the error of fp16 or bf16.")] = True
     kernels: Annotated[
-        bool, Option("Carry no compiled kernels of the plugins: a machine compiles them at its first step.")
+        bool, Option("Leave the compiled kernels of the plugins out; a machine then compiles them in its first step.")
     ] = True
-    force: Annotated[bool, Option("Replace an engine of that name.")] = False
+    force: Annotated[bool, Option("Replace an engine of the same name.")] = False
 
     def __post_init__(self) -> None:
         check_options(self)
