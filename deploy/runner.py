@@ -47,6 +47,7 @@ from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.run import finished
 from tightbeam.deploy.inputs.sources import check_count, check_recordings
+from tightbeam.deploy.inputs.text_stream import AsyncTextStream, TextStream
 from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
@@ -341,10 +342,7 @@ class Runner:
         >>> result.scores
         array([-0.11889504, -0.0877986 ], dtype=float32)
         """
-        if self.is_speech:
-            raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
-        if self.reads_images:
-            raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
+        self._check_reads_tokens()
         settings = self.model.settings.without_effect(settings)
         options = self.options(**settings)
         check_without_text(settings)
@@ -468,6 +466,82 @@ class Runner:
         sample = self.model.sample(0, tokens, settings)
         found = output_of(self.model, self._run([sample], 1)[0], sample.options, sample.prompt_length)
         return (found.texts or [""])[0]
+
+    def stream_text(self, source: TextSource | Sequence[int], *, truncate: bool = False, **settings: Any) -> TextStream:
+        """Generate from one text, and return its output in pieces, each as soon as no later token can change it.
+
+        The pieces join to the text that `generate_text` returns. Greedy search and sampling give text with nearly
+        every token; beam search gives what all sequences that may still be the best have in common. The next tokens
+        are generated when the next piece is asked for.
+
+        Parameters
+        ----------
+        source : str, sequence of dict, or sequence of int
+            A source of an encoder-decoder model, or a prompt of a decoder-only model; the messages of a conversation,
+            as for `chat`; or token ids.
+        truncate : bool
+            Cut a text that is longer than the model's positions, which is an error otherwise.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        TextStream
+            An iterator over the pieces, str. Its ``result`` is the `Output` behind the last piece, and None before.
+            `TextStream.close`, or leaving a loop over a stream that has no other reference, ends the generation and
+            frees its buffers.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, impossible for this model, or asks for several sequences.
+        InputError
+            The text cannot be run, or the bundle has no tokenizer.
+        BundleError
+            The runtime failed; raised by the iterator.
+
+        Examples
+        --------
+        >>> for piece in runner.stream_text(report, num_beams=4):
+        ...     print(piece, end="", flush=True)
+        Lindenton festival opens in March with 259 singers
+        """
+        settings = self.model.settings.without_effect(settings)
+        self.options(**settings)
+        tokens: Any = source if isinstance(source, str | list | tuple) else as_array("source", source).tolist()
+        if isinstance(tokens, str) or (isinstance(tokens, list | tuple) and tokens and isinstance(tokens[0], Mapping)):
+            tokens, _ = self.encode(tokens, truncate=truncate, **settings)
+        else:
+            self._check_reads_tokens()
+            check_without_text(settings)
+        return TextStream(self.model, self.sample(0, tokens, settings))
+
+    def stream_text_async(
+        self, source: TextSource | Sequence[int], *, truncate: bool = False, **settings: Any
+    ) -> AsyncTextStream:
+        """Generate from one text like `stream_text`, for ``async for``. The event loop is never blocked.
+
+        The steps run in threads of the loop's default executor. A cancelled task ends the generation behind the step
+        that runs.
+
+        Parameters
+        ----------
+        source : str, sequence of dict, or sequence of int
+        truncate : bool
+        **settings
+            The arguments of `stream_text`.
+
+        Returns
+        -------
+        AsyncTextStream
+            An asynchronous iterator over the pieces, str, with ``result`` and ``aclose``.
+
+        Raises
+        ------
+        GenerationError, InputError, BundleError
+            The errors of `stream_text`.
+        """
+        return AsyncTextStream(self.stream_text(source, truncate=truncate, **settings))
 
     def generate_from_features(
         self,
@@ -769,6 +843,12 @@ class Runner:
         """
         check_count("max_rows", max_rows, "rows")
         return self.model.scheduler(max_rows, events)
+
+    def _check_reads_tokens(self) -> None:
+        if self.is_speech:
+            raise InputError("this is a speech model; pass audio instead of token ids (Runner.transcribe)")
+        if self.reads_images:
+            raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
 
     def _outputs(
         self, texts: Sequence[TextSource], truncate: bool, batch_size: int, settings: Mapping[str, Any]

@@ -12,6 +12,7 @@ import numpy as np
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.search import Scored, SearchResult
+from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText
 
 __all__ = [
     "Output",
@@ -19,6 +20,7 @@ __all__ = [
     "TextWord",
     "TokenAlternatives",
     "TokenScores",
+    "detokenizer_of",
     "join",
     "language_of",
     "output_of",
@@ -28,6 +30,8 @@ __all__ = [
 Each = TypeVar("Each")
 TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
 """A timestamp in the text of Whisper's tokenizer."""
+BEGUN = re.compile(r"<(\|(\d+(\.(\d+\|?)?)?)?)?\Z")
+"""The beginning of a timestamp at the end of a text."""
 
 TokenScores: TypeAlias = list[float | None]
 """A score for each token of a sequence; None for a token that was not generated."""
@@ -194,6 +198,18 @@ def text_of(model: Model, sequence: Sequence[int]) -> str:
     """
     text = model.text.decode(sequence)
     return TIMESTAMP.sub("", text) if model.has_windows else text
+
+
+def detokenizer_of(model: Model) -> IncrementalDetokenizer:
+    """Return a detokenizer whose pieces join to what `text_of` returns.
+
+    Raises
+    ------
+    InputError
+        The bundle has no tokenizer.
+    """
+    removed = RemovedText(TIMESTAMP, BEGUN) if model.has_windows else None
+    return IncrementalDetokenizer(model.text.decode, model.text.decoder_rules, removed)
 
 
 def join(windows: Sequence[Output]) -> Output:

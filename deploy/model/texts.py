@@ -16,6 +16,7 @@ from tightbeam.deploy.generation.translation import from_language
 from tightbeam.deploy.model.conversation import Conversation
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.text.chat_template import ChatTemplate, load_chat_template
+from tightbeam.deploy.text.decoder_rules import DecoderRules
 from tightbeam.deploy.text.messages import TextSource, check_messages
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
@@ -181,6 +182,11 @@ class Texts:
         if outside is not None:
             raise InputError(f"sequence holds {outside}, which is not a token id; pass one row of generated tokens")
         return codec.decode(tokens)
+
+    @property
+    def decoder_rules(self) -> DecoderRules:
+        """What may change at the end of a text that `decode` returns."""
+        return self.require_tokenizer().rules
 
     def require_tokenizer(self) -> TextCodec:
         """Return the tokenizer.

@@ -46,6 +46,10 @@ class Batch:
         """True for the number of a sample in the batch."""
         return any(place.number == number for place in self._search.places)
 
+    def certain(self, number: int, known: int) -> Ints:
+        """Return what `BatchSearch.certain` returns."""
+        return self._search.certain(number, known)
+
     def advance(self) -> None:
         """Run one step."""
         self._search.advance()

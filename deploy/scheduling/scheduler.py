@@ -140,6 +140,27 @@ class Scheduler:
         if (lane := self._owners.pop(number, None)) is not None:
             lane.cancel(number)
 
+    def certain(self, number: int, known: int = 0) -> Ints:
+        """Return the tokens of a running sample that no later turn changes.
+
+        Parameters
+        ----------
+        number : int
+            The sample's number.
+        known : int
+            Tokens that are left out at the beginning, such as those that earlier calls returned.
+
+        Returns
+        -------
+        int64 [T]
+            Tokens with which its best sequence begins, the prompt of a decoder-only model among them. In beam search
+            they are the common beginning of all sequences that may still be the best. Empty if the sample does not run.
+        """
+        lane = self._owners.get(number)
+        if lane is None or lane.batch is None:
+            return np.zeros(0, np.int64)
+        return lane.batch.certain(number, known)
+
     def turn(self) -> list[FinishedSample | FailedSample]:
         """Run the turn of the next lane: the encoder runs if needed, samples join, and the batch takes a step.
 

@@ -17,7 +17,7 @@ from tightbeam.deploy.search.observers import Observer, SampleStep, observers_of
 from tightbeam.deploy.search.processors import Processors, processors_of
 from tightbeam.deploy.search.processors.forced_tokens import forced_candidates
 from tightbeam.deploy.search.processors.trie import TrieRows
-from tightbeam.deploy.search.rows import Ranked, best, candidates_of_rows
+from tightbeam.deploy.search.rows import Ranked, best, candidates_of_rows, common_beginning
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 from tightbeam.deploy.search.token_scores import RowScores
 
@@ -186,6 +186,37 @@ class BatchSearch(Generic[State]):
         self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
         for row, tokens in zip(self._eos, ends, strict=True):
             row[:, : len(tokens)] = tokens
+
+    # What a stream is given between two steps.
+
+    def certain(self, number: int, known: int = 0) -> Ints:
+        """Return the tokens with which every sequence begins that may still become the best of a sample.
+
+        Parameters
+        ----------
+        number : int
+            The sample's number.
+        known : int
+            Tokens that are left out at the beginning.
+
+        Returns
+        -------
+        int64 [T]
+            Empty if the batch has no sample of this number.
+        """
+        index = next((index for index, place in enumerate(self.places) if place.number == number), None)
+        if index is None:
+            return np.zeros(0, np.int64)
+        rows = self.step.history[index, self.running_rows(index), known : int(self.lengths[index])]
+        return common_beginning([*rows, *(sequence[known:] for sequence in self.finished_rows(index))])
+
+    def running_rows(self, index: int) -> list[int]:
+        """The rows of a sample whose continuations may become its best sequence."""
+        return list(range(self.M))
+
+    def finished_rows(self, index: int) -> list[Ints]:
+        """The finished sequences int64 [T] of a sample of which one is the best if no continuation is better."""
+        return []
 
     # A step: the decoder, and what processors make of its candidates.
 

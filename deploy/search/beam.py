@@ -139,6 +139,12 @@ class BeamSearch(BatchSearch[FinishedBeams]):
             observer.on_finished(kept, old, beams, tokens)
         self.pool_lengths[index] = np.where(kept, self.pool_lengths[index, old], new)
 
+    def finished_rows(self, index: int) -> list[Ints]:
+        sequences = self.places[index].state.sequences
+        if sequences is None or self.pool_scores[index, 0] <= OUT:
+            return []
+        return [sequences[0, : self.places[index].P + int(self.pool_lengths[index, 0])]]
+
     def final(self, new: Ints) -> Bools:
         """Return bool [B], True for a sample whose pool is final.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Bools, Floats
+from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.callbacks import SearchCallback
@@ -42,6 +42,15 @@ class PoolSearch(BatchSearch[list[Pool]]):
 
     def new_state(self, options: GenerationOptions, beginning: int) -> list[Pool]:
         return [Pool(self.size, options, beginning) for _ in range(self.groups)]
+
+    def running_rows(self, index: int) -> list[int]:
+        pools = self.places[index].state
+        return [beam for beam in range(self.M) if not pools[beam // self.size].done]
+
+    def finished_rows(self, index: int) -> list[Ints]:
+        found = [found for pool in self.places[index].state for found in pool.found]
+        best = max((score for score, _ in found), default=0)
+        return [tokens for score, tokens in found if score == best]
 
     def remove_final(self, last: Bools, cancelled: Bools) -> None:
         """Report the samples that are final, and remove them and the ``cancelled`` ones, bool [B].

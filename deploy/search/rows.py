@@ -11,7 +11,17 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.tries.trie import FREE, Trie
 
-__all__ = ["LogitRows", "Ranked", "Rows", "best", "candidates_of_rows", "largest", "log_softmax", "repeats"]
+__all__ = [
+    "LogitRows",
+    "Ranked",
+    "Rows",
+    "best",
+    "candidates_of_rows",
+    "common_beginning",
+    "largest",
+    "log_softmax",
+    "repeats",
+]
 
 Ranked: TypeAlias = tuple[Floats, Ints, Ints]
 """Scores float32, beams int64 and tokens int64 [C] of one sample's candidates, best first."""
@@ -164,3 +174,13 @@ def candidates_of_rows(scores: Sequence[Floats], beam_scores: Floats, count: int
     totals = (own + beam_scores[:, None]).reshape(1, -1)
     order = best(totals, count)[0]
     return totals[0, order], order // count, tokens.reshape(-1)[order]
+
+
+def common_beginning(sequences: Sequence[Ints]) -> Ints:
+    """Return the tokens int64 [T] with which all sequences int64 [N] begin; none for no sequences."""
+    shortest = min(map(len, sequences), default=0)
+    if not shortest:
+        return np.zeros(0, np.int64)
+    rows = np.stack([sequence[:shortest] for sequence in sequences])
+    differs = (rows != rows[0]).any(axis=0)
+    return rows[0, : int(differs.argmax()) if differs.any() else shortest]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, InputError, first_line, is_panic
+from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
 
 __all__ = ["TextCodec", "load_codec"]
+
+CLEAN_UP_REACH = 19
+"""Characters behind a space that decide whether transformers' ``clean_up_tokenization`` removes it: the lengths of the
+ten texts that it replaces one after the other, less one each."""
 
 
 class TextCodec(Protocol):
@@ -30,6 +37,11 @@ class TextCodec(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens. Raises BundleError."""
+        ...
+
+    @property
+    def rules(self) -> DecoderRules:
+        """What may change at the end of the text that `decode` returns."""
         ...
 
 
@@ -116,6 +128,22 @@ class _TokenizersCodec:
         with _one_line(_decoding_error):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    @cached_property
+    def rules(self) -> DecoderRules:
+        tokenizer, decoder = self._tokenizer, self._tokenizer.decoder
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        byte_tokens = (tokenizer.token_to_id(name) for byte in range(256) if (name := f"<0x{byte:02X}>") not in special)
+
+        def is_hidden(token: int) -> bool:
+            name = tokenizer.id_to_token(token)
+            return name is None or name in special
+
+        return rules_of_decoder(
+            None if decoder is None else json.loads(decoder.__getstate__()),
+            frozenset(token for token in byte_tokens if token is not None),
+            is_hidden,
+        )
+
 
 class _TransformersCodec:
     """A tokenizer without ``tokenizer.json`` (Marian), read by transformers' class, which needs no torch."""
@@ -146,3 +174,8 @@ class _TransformersCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         with self._lock, _one_line(_decoding_error):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    @property
+    def rules(self) -> DecoderRules:
+        cleaned = bool(getattr(self._tokenizer, "clean_up_tokenization_spaces", False))
+        return DecoderRules(last_token=True, spaces=True, reach=CLEAN_UP_REACH if cleaned else 0)

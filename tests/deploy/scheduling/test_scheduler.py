@@ -69,7 +69,10 @@ def test_each_sample_gets_what_it_gets_alone(
     max_rows: int,
     decoder_only: bool,
 ) -> None:
-    """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings, cancellations and failures."""
+    """Tokens and scores are equal bit for bit, over random arrivals, lengths, settings, cancellations and failures.
+
+    What is certain of a sample in any turn is the beginning of its best sequence.
+    """
     faults: Faults = {}
     runtime = MadeUpRuntime(faults)
     scheduler = Scheduler(runtime, max(max_rows, *(given["num_beams"] for given in asked)))
@@ -95,6 +98,7 @@ def test_each_sample_gets_what_it_gets_alone(
         if fault is not None:
             faults[tuple(made[-1].source.tolist())] = fault
     found: dict[int, SearchResult | None] = {}
+    certain: dict[int, list[int]] = {sample.number: [] for sample in made}
     turn = 0
     while scheduler.active or turn <= 6:
         for sample, (_, _, comes, *_) in zip(made, samples, strict=True):
@@ -105,7 +109,11 @@ def test_each_sample_gets_what_it_gets_alone(
                 scheduler.cancel(number)
         for ended in scheduler.turn():
             assert ended.number not in found
+            if not isinstance(ended, FailedSample):
+                assert ended.result.sequences[0, : len(certain[ended.number])].tolist() == certain[ended.number]
             found[ended.number] = None if isinstance(ended, FailedSample) else ended.result
+        for number, known in certain.items():
+            known += scheduler.certain(number, len(known)).tolist()
         turn += 1
         assert turn < 1000
     assert not any(lane.waiting._taken or lane.cancelled for lane in scheduler._lanes.values())
