@@ -68,16 +68,20 @@ def download(url: str) -> bytes:
 
 
 def signed_text(mirror: str, suite: str) -> str:
-    """The suite's InRelease file, with its signature checked. Without gpgv or a keyring, the mirror must use https."""
+    """The signed part of the suite's InRelease file. Without gpgv or a keyring, the mirror must use https.
+
+    gpgv writes what it has verified. The file may have other text around it, which anybody could have written.
+    """
     data = download(f"{mirror}/dists/{suite}/InRelease")
     if shutil.which("gpgv") and KEYRING.is_file():
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
-            checked = subprocess.run(["gpgv", "--keyring", KEYRING, file.name], capture_output=True, text=True)
-        if "Good signature" not in checked.stderr:
+            verified = subprocess.run(["gpgv", "--keyring", KEYRING, "--output", "-", file.name], capture_output=True)
+        if verified.returncode != 0:
             raise FetchError(f"{mirror} {suite}: no good signature on InRelease by a key of {KEYRING}")
-    elif not mirror.startswith("https:"):
+        return verified.stdout.decode()
+    if not mirror.startswith("https:"):
         raise FetchError(f"{mirror}: no https, and gpgv or {KEYRING} is missing, so its signature cannot be checked")
     return data.decode()
 

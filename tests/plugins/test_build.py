@@ -245,6 +245,26 @@ def test_a_bad_signature_is_refused(
         fetch.signed_text(mirror.URL, "trixie")
 
 
+@pytest.mark.skipif(shutil.which("gpgv") is None or shutil.which("gpg") is None, reason="needs gpg and gpgv")
+def test_text_outside_the_signed_part_is_not_trusted(
+    fetch: ModuleType, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "gpg"
+    home.mkdir(mode=0o700)
+
+    def gpg(*arguments: str, data: bytes = b"") -> bytes:
+        command = ["gpg", "--homedir", str(home), "--batch", "--pinentry-mode", "loopback", "--passphrase", ""]
+        return subprocess.run([*command, *arguments], input=data, capture_output=True, check=True).stdout
+
+    gpg("--quick-generate-key", "mirror", "ed25519", "sign", "never")
+    (tmp_path / "keyring.gpg").write_bytes(gpg("--export"))
+    monkeypatch.setattr(fetch, "KEYRING", tmp_path / "keyring.gpg")
+    page = f"{mirror.URL}/dists/trixie/InRelease"
+    genuine = mirror.pages[page]
+    mirror.pages[page] = b"SHA256:\n forged\n\n" + gpg("--clear-sign", data=genuine) + b"\nforged\n"
+    assert fetch.signed_text(mirror.URL, "trixie") == genuine.decode()
+
+
 def test_headers_fall_back_to_the_release(fetch: ModuleType, mirror: Mirror, apt: Path, tmp_path: Path) -> None:
     mirror.pages = {
         fetch.RELEASE_URL.format(version=fetch.RELEASE, arch="x64"): tar_of(
