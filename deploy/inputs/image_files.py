@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +42,29 @@ class ImageFile:
     ----------
     source : str or bytes
         The name of a file, or its content.
+    most_pages : int
+        The most pictures of a TIFF. The reader stops behind them.
+    most_pixels : int
+        The most pixels of a page.
 
     Raises
     ------
     InputError
-        The file cannot be read as an image, or is an animation; or pillow is not installed.
+        The file cannot be read as an image, is an animation, or has too many pages; or pillow is not installed.
     """
 
-    def __init__(self, source: str | bytes) -> None:
+    def __init__(self, source: str | bytes, *, most_pages: float = math.inf, most_pixels: int = MAX_PIXELS) -> None:
         try:
             from PIL import Image as pillow
         except ImportError:
             raise InputError(f"reading images needs the package pillow, which is not installed; {INSTALL}") from None
-        self._shown = source if isinstance(source, str) else "the image"
+        self._shown, self._most_pixels = source if isinstance(source, str) else "the image", most_pixels
         data = _bytes_of(source) if isinstance(source, str) else source
         if not data:
             raise InputError(f"{self._shown} is empty, it has no bytes; {EXPECTED}")
         with _one_line(self._shown):
             self._image = pillow.open(io.BytesIO(data), formats=FORMATS)
-            self._frames = _pages(self._image, self._shown)
+            self._frames = _pages(self._image, self._shown, most_pages)
 
     def __len__(self) -> int:
         """Pages."""
@@ -80,7 +86,7 @@ class ImageFile:
         Raises
         ------
         InputError
-            The page cannot be decoded, or has more than ``MAX_PIXELS`` pixels.
+            The page cannot be decoded, or has too many pixels.
         """
         from PIL import ImageOps
 
@@ -88,10 +94,10 @@ class ImageFile:
         with _one_line(shown):
             self._image.seek(self._frames[page])
             width, height = self._image.size
-            if width * height > MAX_PIXELS:
+            if width * height > self._most_pixels:
                 raise InputError(
-                    f"{shown} has {width} x {height} pixels, expected {MAX_PIXELS:,} at most; cut it into pieces, or "
-                    "resize it"
+                    f"{shown} has {width} x {height} pixels, expected {self._most_pixels:,} at most; cut it into "
+                    "pieces, or resize it"
                 )
             return _colours(ImageOps.exif_transpose(self._image), shown)
 
@@ -137,16 +143,22 @@ def _bytes_of(path: str) -> bytes:
         raise InputError(f"{open_fault(path, error)}; {EXPECTED}") from None
 
 
-def _pages(image: Any, shown: str) -> list[int]:
-    """Return the numbers of the pictures that are pages. Raises InputError for an animation."""
-    count = getattr(image, "n_frames", 1)
-    if count == 1 or image.format == SEVERAL_VIEWS:
-        return [0]
+def _pages(image: Any, shown: str, most: float) -> list[int]:
+    """Return the numbers of the pictures that are pages. Raises InputError for an animation, or too many pictures."""
     if image.format != "TIFF":
-        raise InputError(f"{shown} is an animation of {count} pictures, expected one; save those that count as files")
+        count = getattr(image, "n_frames", 1)
+        if count > 1 and image.format != SEVERAL_VIEWS:
+            problem = f"{shown} is an animation of {count} pictures, expected one"
+            raise InputError(f"{problem}; save those that count as files")
+        return [0]
     pages = []
-    for number in range(count):
-        image.seek(number)
+    for number in count_from(0):  # the number of pictures is unknown until the last one is read
+        if number >= most:
+            raise InputError(f"{shown} has more than {most} pages; cut it into pieces")
+        try:
+            image.seek(number)
+        except EOFError:
+            break
         if not image.tag_v2.get(SUBFILE_TYPE, 0) & PREVIEW_OR_MASK:
             pages.append(number)
     return pages or [0]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.image.geometry import MAX_PIXELS
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.image_files import ImageFile
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
@@ -54,6 +55,8 @@ class ImageReader(SourceReader):
         Numbers of the samples.
     most_pages
         The most pages of an image.
+    most_pixels
+        The most pixels of a page.
 
     Raises
     ------
@@ -68,14 +71,15 @@ class ImageReader(SourceReader):
         *,
         numbers: Iterator[int] | None = None,
         most_pages: float = math.inf,
+        most_pixels: int = MAX_PIXELS,
     ) -> None:
-        self._processor, self._most_pages = model.require_images(), most_pages
+        self._processor, self._most_pages, self._most_pixels = model.require_images(), most_pages, most_pixels
         super().__init__(model, settings, numbers, without_tokens="an image")
 
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         if not isinstance(source, str | bytes):
             return OpenInput(result, [self._sample(check_colours(source))])
-        file = ImageFile(source)
+        file = ImageFile(source, most_pages=self._most_pages, most_pixels=self._most_pixels)
         if len(file) == 1:
             return OpenInput(result, [self._sample(file.read(0))])
         self._check_pages(len(file), result.source or "the image")
@@ -87,8 +91,6 @@ class ImageReader(SourceReader):
 
     def _check_pages(self, pages: int, shown: str) -> None:
         returned = self.options.num_return_sequences
-        if pages > self._most_pages:
-            raise InputError(f"{shown} has {pages} pages, expected {self._most_pages} at most; cut it into pieces")
         if returned > 1:
             raise InputError(
                 f"num_return_sequences={returned} is for images of one page, {shown} has {pages}; leave it out, or "

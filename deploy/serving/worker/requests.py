@@ -35,8 +35,8 @@ MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 MAX_PARAMETER_BYTES = 1 << 16
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
-MAX_PAGES = 128
-"""Pages of one image."""
+MAX_PAGES, MAX_PIXELS = 128, 1 << 25
+"""Pages of one image, and pixels of a page: decoding takes up to 14 bytes a pixel, in two threads."""
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset(
@@ -146,7 +146,9 @@ class RequestParser:
     def _reader(self, parameters: str) -> SourceReader:
         settings, _ = self._settings(parameters)
         if self._model.reads_images:
-            return ImageReader(self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES)
+            return ImageReader(
+                self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES, most_pixels=MAX_PIXELS
+            )
         if self._model.recordings is not None:
             return RecordingReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
         return WindowReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
