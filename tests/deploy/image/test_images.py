@@ -156,7 +156,7 @@ def test_pages_and_pixels_are_bounded_before_they_are_decoded() -> None:
     first, *others = [pillow.new("L", (4, 3)) for _ in range(9)]
     first.save(content, "TIFF", save_all=True, append_images=others)
     assert len(ImageFile(content.getvalue(), most_pages=9)) == 9
-    with pytest.raises(InputError, match="^the image has more than 5 pages; cut it into pieces$"):
+    with pytest.raises(InputError, match=r"^the image has more than 5 pages; cut it into pieces$"):
         ImageFile(content.getvalue()[: len(content.getvalue()) * 7 // 9], most_pages=5)  # it ends in the eighth
-    with pytest.raises(InputError, match="^the image, page 2 has 4 x 3 pixels, expected 11 at most; cut it into"):
+    with pytest.raises(InputError, match=r"^the image, page 2 has 4 x 3 pixels, expected 11 at most; cut it into"):
         ImageFile(content.getvalue(), most_pixels=11).read(1)
