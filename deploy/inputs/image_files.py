@@ -153,12 +153,12 @@ def _pages(image: Any, shown: str, most: float) -> list[int]:
         return [0]
     pages = []
     for number in count_from(0):  # the number of pictures is unknown until the last one is read
-        if number >= most:
-            raise InputError(f"{shown} has more than {most} pages; cut it into pieces")
         try:
             image.seek(number)
         except EOFError:
             break
+        if number >= most:
+            raise InputError(f"{shown} has more than {most} pages; cut it into pieces")
         if not image.tag_v2.get(SUBFILE_TYPE, 0) & PREVIEW_OR_MASK:
             pages.append(number)
     return pages or [0]

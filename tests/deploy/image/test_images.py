@@ -15,7 +15,6 @@ import transformers
 from support.checkpoints.image import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image.processor import ImageProcessor
-from tightbeam.deploy.inputs import image_files
 from tightbeam.deploy.inputs.image_files import ImageFile
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 
@@ -128,9 +127,8 @@ def test_files_that_are_no_image_have_one_line(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(InputError, match=expected) as caught:
             read_image(str(tmp_path / name))
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(image_files, "MAX_PIXELS", 100)
     with pytest.raises(InputError, match=r"has 90 x 31 pixels, expected 100 at most"):
-        read_image(whole.getvalue())
+        ImageFile(whole.getvalue(), most_pixels=100).read(0)
 
 
 @pytest.mark.slow
