@@ -36,6 +36,7 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.chat.messages import TextSource, check_messages
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -58,7 +59,6 @@ from tightbeam.deploy.scheduling.sample import Sample, samples_of_features
 from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.search.callbacks import check_callback
-from tightbeam.deploy.text.messages import TextSource, check_messages
 from tightbeam.deploy.text.rows import beginnings_of
 from tightbeam.deploy.text.token_ids import as_array, finite_float32
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec

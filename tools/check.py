@@ -32,6 +32,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/": (f"{DEPLOY}/test_errors.py", f"{DEPLOY}/test_cores.py", f"{DEPLOY}/test_runner.py"),
     "deploy/audio/": (f"{END}/speech/test_recordings.py",),
     "deploy/bundle/": (f"{DEPLOY}/bundle",),
+    "deploy/chat/": (f"{DEPLOY}/chat",),
     "deploy/commands/": (f"{DEPLOY}/commands", "tests/test_imports.py"),
     "deploy/generation/": (f"{DEPLOY}/generation",),
     "deploy/image/": (f"{DEPLOY}/image",),

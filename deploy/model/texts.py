@@ -10,14 +10,14 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.chat.conversation import Conversation
+from tightbeam.deploy.chat.messages import TextSource, check_messages
+from tightbeam.deploy.chat.template import ChatTemplate, load_chat_template
 from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import from_language
-from tightbeam.deploy.model.conversation import Conversation
 from tightbeam.deploy.model.settings import ModelSettings
-from tightbeam.deploy.text.chat_template import ChatTemplate, load_chat_template
 from tightbeam.deploy.text.decoder_rules import DecoderRules
-from tightbeam.deploy.text.messages import TextSource, check_messages
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec

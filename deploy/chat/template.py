@@ -1,6 +1,6 @@
 """The checkpoint's chat template: messages to the text that the model was tuned on.
 
-A template is a program in jinja2's language. It runs in a process of its own (`_chat_renderer.py`), which is started at
+A template is a program in jinja2's language. It runs in a process of its own (`_renderer.py`), which is started at
 the first conversation and ended with the model: jinja2's sandbox bounds neither time nor memory.
 """
 
@@ -31,7 +31,7 @@ MAX_MEMORY_BYTES = 1 << 29
 """Memory of the process that renders. The longest conversation takes a third of it."""
 MAX_SECONDS = 5
 """Seconds of processor time for a conversation. The longest one takes 0.2 s."""
-RENDERER = Path(__file__).with_name("_chat_renderer.py")
+RENDERER = Path(__file__).with_name("_renderer.py")
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """Files in the tokenizer's folder: the template, and the special tokens."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tightbeam.deploy.chat.messages import ASSISTANT, Messages, turns_of
+from tightbeam.deploy.chat.template import ChatTemplate
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.text.chat_template import ChatTemplate
-from tightbeam.deploy.text.messages import ASSISTANT, Messages, turns_of
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["Conversation"]

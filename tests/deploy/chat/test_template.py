@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from support.chat_templates import PLAIN, TEMPLATES
 from tightbeam.deploy import InputError
-from tightbeam.deploy.model.conversation import Conversation
-from tightbeam.deploy.text import chat_template
-from tightbeam.deploy.text.chat_template import ChatTemplate
-from tightbeam.deploy.text.messages import MAX_CHARACTERS, check_messages, turns_of
+from tightbeam.deploy.chat import template as chat_template
+from tightbeam.deploy.chat.conversation import Conversation
+from tightbeam.deploy.chat.messages import MAX_CHARACTERS, check_messages, turns_of
+from tightbeam.deploy.chat.template import ChatTemplate
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 
 SPECIAL = ("<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<start_of_turn>")

@@ -1,0 +1,1 @@
+"""Conversations: messages, the checkpoint's chat template, and the tokens of both."""
