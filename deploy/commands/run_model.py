@@ -63,8 +63,8 @@ def run_model(
         typer.Argument(
             metavar="FILE",
             help="Text files with one input a line, run in this order; - is standard input, the default. A speech "
-            "model takes audio files, or text files with the name of an audio file in each line; a model that reads "
-            "images takes image files likewise.",
+            "model takes audio files, folders of them, or text files with the name of an audio file in each line; a "
+            "model that reads images takes image files likewise. A quoted pattern ('talks/*.wav') is expanded.",
             show_default=False,
         ),
     ] = None,
@@ -74,7 +74,8 @@ def run_model(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the results to FILE, each as soon as it is made; - is standard output.",
+            help="Write the results to FILE, each as soon as it is made; - is standard output. FOLDER/ gets one file "
+            "for each recording or image, with its name; it is made if it is missing.",
         ),
     ] = STDOUT,
     resume: Annotated[
@@ -101,8 +102,8 @@ def run_model(
         str | None,
         typer.Option(
             "--format",
-            help="Format of the results: text, json (the same as --json), or subtitles made by Whisper: srt or vtt. "
-            "The subtitles of several recordings are one file each, in the folder --output.",
+            help="Format of the results: txt, json (the same as --json), or segments made by Whisper: srt, vtt or tsv. "
+            "The segments of several recordings are one file each, in the folder --output.",
         ),
     ] = None,
     stream: Annotated[
@@ -459,8 +460,9 @@ def _errors_in_one_line(front_end: FrontEnd) -> Iterator[None]:
 
 def _checked_format(given: str | None, *, json_lines: bool) -> str:
     """Return the format of the results. Raises InputError if it is unknown, or differs from --json."""
+    given = "text" if given == "txt" else given
     if given not in (None, "text", "json", *FORMATS):
-        raise InputError(f"--format {given} is unknown; pass text, json, srt or vtt")
+        raise InputError(f"--format {given} is unknown; pass txt, json, srt, vtt or tsv")
     if json_lines and given not in (None, "json"):
         raise InputError(f"--json and --format {given} are two formats; leave one out")
     return "json" if json_lines else given or "text"

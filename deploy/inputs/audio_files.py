@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ __all__ = [
 Samples = npt.NDArray[np.float32]
 Source = str | bytes | Samples | InputError
 """The name of an audio file, its content, samples float32 [n] at the model's rate, or an error in place of these."""
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
+CONVERTED = (".m4a", ".mp4", ".aac", ".webm", ".wma")
+"""Ends of names of sound that has to be converted first."""
 MAX_AMPLITUDE = 1e6
 BLOCK, BLOCK_CHANNELS = 1 << 18, 8
 """Samples of each channel that are read together from a file of up to ``BLOCK_CHANNELS`` channels."""
@@ -46,11 +49,19 @@ MIN_HZ, MAX_HZ = 1_000, 768_000
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
+OTHERS: tuple[tuple[int, bytes, str], ...] = (
+    (4, b"ftyp", "an MPEG-4 file (M4A, MP4)"),
+    (0, b"\x1aE\xdf\xa3", "a WebM or Matroska file"),
+    (0, b"\xff\xf1", "an AAC file"),
+    (0, b"\xff\xf9", "an AAC file"),
+    (0, b"0&\xb2u\x8ef\xcf\x11", "a WMA file"),
+)
+"""Formats that have to be converted first: the place and bytes by which they are known, and their names."""
 
 
 def is_audio(path: str) -> bool:
     """True for the name of an audio file, rather than of a list of them."""
-    return Path(path).suffix.lower() in SUFFIXES
+    return Path(path).suffix.lower() in SUFFIXES + CONVERTED
 
 
 def read_audio(source: str | bytes, rate_hz: int) -> Samples:
@@ -96,7 +107,7 @@ def read_blocks(
     """
     name = source if isinstance(source, str) else "the recording"
     if fault := _file_fault(source, name):
-        raise InputError(f"{fault}; {EXPECTED}")
+        raise InputError(fault if "ffmpeg" in fault else f"{fault}; {EXPECTED}")
     try:
         with SoundFile(source) as file:
             found_hz, channels = file.rate_hz, file.channels
@@ -202,6 +213,12 @@ def _file_fault(source: str | bytes, name: str) -> str:
         return open_fault(name, error)
     if not length:
         return f"{name} is empty, it has no bytes"
+    for place, begin, kind in OTHERS:
+        if header.startswith(begin, place):
+            path = Path(source if isinstance(source, str) and is_audio(source) else "FILE")
+            made = path.with_suffix(".wav" if path.suffix.lower() != ".wav" else ".flac")
+            command = f"ffmpeg -i {shlex.quote(str(path))} -ac 1 {shlex.quote(str(made))}"
+            return f"{name} is {kind}, which is not read; convert it: {command}"
     synchronised = header[:1] == b"\xff" and header[1:2] >= b"\xe0"  # a frame of MP3
     if isinstance(source, bytes) and not (synchronised or header.startswith(BEGINNINGS)):
         return f"{name} cannot be read as audio"  # other formats of libsndfile are for files that somebody chose here

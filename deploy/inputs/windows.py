@@ -180,6 +180,8 @@ class WindowReader(SourceReader):
         Settings of ``model.generate``.
     on_transcribed
         Called with seconds of audio as they are transcribed by timestamps.
+    on_read
+        Called with the seconds of a recording when it is read.
     numbers
         Numbers of the samples.
     most_s
@@ -197,12 +199,13 @@ class WindowReader(SourceReader):
         settings: Mapping[str, Any],
         *,
         on_transcribed: Callable[[float], None] = lambda seconds: None,
+        on_read: Callable[[float], None] = lambda seconds: None,
         numbers: Iterator[int] | None = None,
         most_s: float = math.inf,
     ) -> None:
         self._log_mel = model.require_windows()
         super().__init__(model, settings, numbers)
-        self._on_transcribed, self._most_s = on_transcribed, most_s
+        self._on_transcribed, self._on_read, self._most_s = on_transcribed, on_read, most_s
         assert self.options.recording is not None
         self._how: RecordingSettings = self.options.recording
         model.settings.window_options(settings, WindowStart(self._how.prompt_ids))
@@ -218,6 +221,7 @@ class WindowReader(SourceReader):
     def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
         log_mel, parts = self._log_mel, self._parts(source, result.notes)
         result.seconds = sum(part.seconds for part in parts)
+        self._on_read(result.seconds)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
         if self._obstacle and len(parts) > 1:
             note = f"it is cut into windows of {log_mel.chunk_s} s, and words at a cut may be lost"
@@ -271,6 +275,7 @@ def run_windows(
     settings: Mapping[str, Any],
     typed: bool = False,
     on_transcribed: Callable[[float], None] = lambda seconds: None,
+    on_read: Callable[[float], None] = lambda seconds: None,
 ) -> Iterator[OpenInput | FoundSegments]:
     """Transcribe recordings. Windows of several recordings run together while the next ones are read.
 
@@ -288,6 +293,8 @@ def run_windows(
         Names may come slowly, so files that are there do not wait for others.
     on_transcribed
         Called with seconds of audio as they are transcribed by timestamps.
+    on_read
+        Called with the seconds of each recording when it is read, in the thread that reads.
 
     Yields
     ------
@@ -299,7 +306,7 @@ def run_windows(
     GenerationError
         A setting is wrong; raised before anything is read.
     """
-    make = partial(WindowReader, on_transcribed=on_transcribed)
+    make = partial(WindowReader, on_transcribed=on_transcribed, on_read=on_read)
     how: dict[str, Any] = {"batch_size": batch_size, "typed": typed, "ahead": FILES_AHEAD}
     return run_sources(model, make, sources, settings, most_open=batch_size + FILES_AHEAD, **how)
 

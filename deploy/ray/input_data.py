@@ -13,7 +13,7 @@ from tightbeam.deploy.inputs.json_line import read_json_line
 from tightbeam.deploy.ray.lines import LineScan, scan_lines
 from tightbeam.deploy.ray.parquet import scan_parquet
 from tightbeam.deploy.ray.partition import JSON_LINES, PARQUET, TEXT, FieldNames, Partition
-from tightbeam.deploy.run_model.input_files import IDS, STDIN, InputFiles, InputKind
+from tightbeam.deploy.run_model.input_files import IDS, STDIN, InputFiles, InputKind, expand_patterns, visible_files
 from tightbeam.deploy.run_model.input_files import TEXT as TEXT_LINES
 
 __all__ = ["InputFile", "cut", "find_files"]
@@ -76,7 +76,7 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
     """
     files: list[InputFile] = []
     paths: dict[str, Path] = {}
-    for name, path in (found for source in sources for found in _named(source)):
+    for name, path in (found for source in expand_patterns(sources) for found in _named(source)):
         if paths.setdefault(name, path) != path:
             raise InputError(
                 f"{paths[name]} and {path} would both be called {name}; rename one, or run them separately"
@@ -119,10 +119,9 @@ def _named(source: str) -> Iterator[tuple[str, Path]]:
             return
         if not path.is_dir():
             raise InputError(f"there is no file or folder {source}; pass one with {', '.join(SUFFIXES)}")
-        found = sorted(inside for inside in path.rglob("*") if inside.is_file())
     except OSError as error:
         raise InputError(f"cannot read {source}: {(error.strerror or '').lower()}; pass a file or a folder") from None
-    shown = [file for file in found if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+    shown = visible_files(path)
     if not shown:
         raise InputError(f"folder {source} has no files; expected some with {', '.join(SUFFIXES)}")
     for file in shown:

@@ -28,7 +28,7 @@ from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actor
 from tightbeam.deploy.ray.worker import Job, PartitionReport
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output
-from tightbeam.deploy.run_model.progress import progress_bar
+from tightbeam.deploy.run_model.progress import RunProgress, progress_bar
 from tightbeam.deploy.run_model.summary import RunSummary
 
 __all__ = ["RayRun", "run_on_ray"]
@@ -114,7 +114,7 @@ class _Run:
         self._run, self._partitions, self._returned = run, partitions, returned
         self._output = sys.stdout
         self._progress = progress_bar(run.quiet or (run.output is None and sys.stdout.isatty()))
-        self._bar = self._progress.add_task("generating", total=sum(part.rows for part in partitions), rates="")
+        self._bar = RunProgress(self._progress, sum(part.rows for part in partitions))
         self._summary = RunSummary("row", 0)
         self._said = 0
         self._lost: list[str] = []
@@ -161,7 +161,7 @@ class _Run:
         self._summary.inputs += report.rows - report.failed
         self._summary.failed += report.failed
         self._summary.tokens += report.tokens
-        self._progress.update(self._bar, advance=part.rows, rates=self._summary.rates())
+        self._bar.advance(part.rows, 0, self._summary.rates())
 
     def _end(self, seconds: float, start_seconds: float) -> int:
         """Print the outcome of the run, and return the exit code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import glob
 import io
 import os
 import shutil
@@ -31,8 +32,11 @@ __all__ = [
     "InputFiles",
     "InputKind",
     "Place",
+    "expand_patterns",
+    "is_folder",
     "json_objects",
     "recording_on_standard_input",
+    "visible_files",
 ]
 
 STDIN = "-"
@@ -107,6 +111,14 @@ def _is_input(name: str) -> bool:
     return is_audio(name) or is_image(name)
 
 
+def is_folder(name: str) -> bool:
+    """True for the name of a folder that exists."""
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def json_objects(field: str) -> InputKind:
     """Return the kind of lines that are JSON objects with a source in ``field``."""
     line = f"a JSON object with the field {field!r}"
@@ -121,6 +133,8 @@ class Place:
     ----------
     file : str
         The file's name, or "standard input".
+    is_input : bool
+        True for a file that is one input rather than lines.
     number : int
         The line's number in its file, from 1.
     prefix : str
@@ -130,6 +144,7 @@ class Place:
     file: str
     number: int
     prefix: str
+    is_input: bool
 
 
 class _LinesOnDisk:
@@ -160,6 +175,8 @@ class _File:
     whole: bool = False
     is_input: bool = False
     """True for a file that is one input rather than lines."""
+    is_folder: bool = False
+    """True for a folder whose files are not taken yet."""
 
     @property
     def shown(self) -> str:
@@ -174,7 +191,8 @@ class InputFiles:
     Parameters
     ----------
     names : sequence of str
-        Names of files; ``-`` is standard input. An audio or image file is one input.
+        Names of files; ``-`` is standard input. An audio or image file is one input. The files of a folder are taken by
+        `take_folders`, which has to be called if one is named.
     document : bool
         Each file is one input, its lines joined by spaces.
 
@@ -190,6 +208,7 @@ class InputFiles:
         self._files = [_read(name, document) for name in names]
         self._places: deque[Place] = deque()
         self._kind = TEXT
+        self._inside: dict[str, str] = {}  # the names of files of folders, within their folders
 
     @property
     def count(self) -> int | None:
@@ -213,6 +232,46 @@ class InputFiles:
             for line in () if file.lines is None else file.lines:
                 if name := line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip():
                     yield name
+
+    @property
+    def several(self) -> bool:
+        """True if there are several files."""
+        return len(self._files) > 1
+
+    def inside(self, name: str) -> str:
+        """Return the name of a file within the folder that was named, or without its folder."""
+        return self._inside.get(name, Path(name).name)
+
+    def take_folders(self, accepts: Callable[[str], bool] | None, kind: str) -> None:
+        """Take the files of each folder, at any depth and in the order of their names, in place of the folder.
+
+        Parameters
+        ----------
+        accepts : function or None
+            Function of a file's name; True for a file that is taken. None takes no folder.
+        kind : str
+            The files that are taken, as a phrase for errors.
+
+        Raises
+        ------
+        InputError
+            A folder is not taken, cannot be read, or has no such file.
+        """
+        files: list[_File] = []
+        for file in self._files:
+            if not file.is_folder:
+                files.append(file)
+                continue
+            if accepts is None:
+                raise InputError(
+                    f"{file.name} is a folder; pass a text file, - for standard input, or --ray for a folder"
+                )
+            found = [path for path in visible_files(file.name) if accepts(path.name)]
+            if not found:
+                raise InputError(f"the folder {file.name} has no {kind}; pass another folder, or name files")
+            self._inside |= {str(path): path.relative_to(file.name).as_posix() for path in found}
+            files += [_input(str(path)) for path in found]
+        self._files = files
 
     def take_binary_files(self) -> None:
         """Take each file with a zero byte in its first lines as one input, whatever its name is, since a list of names
@@ -240,7 +299,7 @@ class InputFiles:
                     head.append(line)
                     _check_head(head, file.shown, self._kind)
                 prefix = "" if file.is_input else file.shown if file.whole else f"{file.shown}, line {number}"
-                self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else ""))
+                self._places.append(Place(file.shown, number, f"{prefix}: " if prefix else "", file.is_input))
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
     def next_place(self) -> Place:
@@ -274,6 +333,33 @@ class InputFiles:
                 raise InputError(f"the output has {count} results, and the files {found}; pass the same files again")
             place = self.next_place()
         return lines, place
+
+
+def visible_files(folder: str | Path) -> list[Path]:
+    """Return the files of a folder, at any depth and in the order of their names, without files and folders whose name
+    begins with a dot or an underscore. Raises InputError."""
+    try:
+        found = sorted(inside for inside in Path(folder).rglob("*") if inside.is_file())
+    except OSError as error:
+        raise InputError(f"cannot read {folder}: {(error.strerror or '').lower()}; pass a file or a folder") from None
+    return [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
+
+
+def expand_patterns(names: Sequence[str]) -> list[str]:
+    """Replace each pattern, such as ``talks/*.wav``, by the files that it matches, in the order of their names.
+
+    A name that exists is no pattern. Raises InputError for a pattern that matches nothing.
+    """
+    found: list[str] = []
+    for name in names:
+        if not any(mark in name for mark in "*?[") or "\0" in name or _exists(name):
+            found.append(name)
+            continue
+        matched = sorted(glob.glob(name, recursive=True))
+        if not matched:
+            raise InputError(f"no file matches {name}; pass the names of files, or another pattern")
+        found += [each for each in matched if not Path(each).is_dir()] or matched
+    return found
 
 
 @contextmanager
@@ -321,6 +407,8 @@ def _read(name: str, document: bool) -> _File:
         raise InputError(f"{NO_NAME}; pass a text file, or - for standard input")
     if name == STDIN and sys.stdin is None:
         raise InputError("standard input is closed; pass a text file")
+    if name != STDIN and not document and is_folder(name):
+        return _File(name, [], is_folder=True)
     if name == STDIN and not document:
         return _File(name, None)
     try:

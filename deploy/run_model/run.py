@@ -7,17 +7,18 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TextIO
 
 from tightbeam.deploy.bundle.operators import operators_note
-from tightbeam.deploy.console import counted, say
+from tightbeam.deploy.console import counted, printable, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.file_lines import file_lines, named_files
+from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.images import run_images
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines
 from tightbeam.deploy.inputs.output import TextSegment
@@ -32,14 +33,17 @@ from tightbeam.deploy.run_model.input_files import (
     STDIN,
     TEXT,
     InputFiles,
+    Place,
+    expand_patterns,
     json_objects,
     recording_on_standard_input,
 )
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
-from tightbeam.deploy.run_model.progress import progress_bar
+from tightbeam.deploy.run_model.progress import progress_of
+from tightbeam.deploy.run_model.result_folder import ResultFolder, names_folder
 from tightbeam.deploy.run_model.resume import WrittenResults, read_written
-from tightbeam.deploy.run_model.subtitles import SubtitleFolder, SubtitleWriter
+from tightbeam.deploy.run_model.subtitles import SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
 
@@ -53,7 +57,7 @@ class FileRun(RunOptions):
     Attributes
     ----------
     output : str
-        File of the results; "-" is standard output.
+        File of the results, or for recordings and images a folder; "-" is standard output.
     resume : str or None
         File with the results of an interrupted run, in place of ``output``.
     force : bool
@@ -117,6 +121,7 @@ def run_files(run: FileRun) -> int:
     OSError
         An input cannot be read, or a result cannot be written.
     """
+    run = replace(run, sources=expand_patterns(run.sources))
     _check(run)
     if run.sound_input:
         with recording_on_standard_input(run.sources) as name:
@@ -137,7 +142,7 @@ def _check(run: FileRun) -> None:
             raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
         if run.resume == STDOUT:
             raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
-    if run.subtitles is None or not run.output.strip() or not Path(run.output).is_dir():
+    if run.resume is not None or not names_folder(run.output):
         check_output(run.target, run.force, run.sources, option=run.option)
 
 
@@ -153,14 +158,19 @@ class _Run:
         self._run, self._files, self._runner = run, files, runner
         self._shown = ExitStack()  # the file of subtitles that is being written
         self._writer: SubtitleWriter | None = None
-        self._check_kind()
         whole = runner.is_speech or runner.reads_images
-        if whole and run.line_format.field is None:
+        by_name = whole and run.line_format.field is None
+        accepts = (is_audio if runner.is_speech else is_image) if by_name else None
+        files.take_folders(accepts, "sound files" if runner.is_speech else "image files")
+        self._check_kind()
+        if by_name:
             files.take_binary_files()
         self._settings, notes = remove_settings_without_effect(
             dict(run.settings), speech=runner.has_windows, defaults=runner.manifest.generation
         )
+        self._folder: ResultFolder | None = None
         self._check_subtitles()
+        self._check_folder(whole)
         self._options: GenerationOptions = runner.options(**self._settings)
         self._check_rows()
         self._check_scoring()
@@ -187,15 +197,15 @@ class _Run:
         results = self._results(lines, first=written.count + 1)
         target = STDOUT if self._folder is not None else run.target
         opened = open_output(target, None if run.resume is None else written)
+        shown = progress_of(hidden, files.count, written.count, sound=self._runner.has_windows)
         # If writing fails, results are closed at once: Python must not end while a thread runs the model.
-        with opened as sink, progress_bar(hidden) as progress, closing(results), self._shown:
-            bar = progress.add_task("generating", total=files.count, completed=written.count, rates="")
+        with opened as sink, shown as progress, closing(results), self._shown:
 
             def on_transcribed(seconds: float) -> None:
                 summary.audio_seconds += seconds
-                progress.update(bar, rates=summary.rates())
+                progress.advance(0, summary.audio_seconds, summary.rates())
 
-            self._on_transcribed = on_transcribed
+            self._on_transcribed, self._on_read = on_transcribed, progress.on_read
             for result in results:
                 if isinstance(result, FoundSegments):
                     with suppress(InputError):  # an error of a file, which is raised again with the result
@@ -204,26 +214,33 @@ class _Run:
                     continue
                 self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
                 place = files.next_place()
-                result.number, result.file = place.number, place.file if len(run.sources) > 1 else None
+                result.number, result.file = place.number, place.file if files.several else None
                 if result.error is not None and run.recording_file is not None:
                     result.error = result.error.replace(run.recording_file, "standard input")
-                self._write(sink, result)
+                self._write(sink, result, place)
                 self._report(result, place.prefix)
                 summary.add(result)
                 if result.segments is None and result.error is None:  # others were counted window by window
                     summary.audio_seconds += result.seconds
-                progress.update(bar, advance=1, rates=summary.rates())
+                if result.error is not None and not result.seconds:
+                    progress.on_read(0)
+                progress.advance(1, summary.audio_seconds, summary.rates())
         if not run.quiet:
             say(summary.text())
         if summary.failed:
             say(f"error: {summary.failed} of the {self._unit}s could not be run; each is named above")
         return 1 if summary.failed else 0
 
-    def _write(self, sink: TextIO, result: InputResult) -> None:
-        """Write a result in the requested format. Subtitles of several recordings go to a file each."""
+    def _write(self, sink: TextIO, result: InputResult, place: Place) -> None:
+        """Write a result in the requested format: in a folder to a file of its own."""
         run = self._run
         if run.subtitles is None:
             line = result.as_json() if run.json_lines else result.as_text()
+            if self._folder is not None:
+                self._write_file(self._folder, result, line)
+                return
+            if self._files.several and place.is_input and not run.json_lines:  # as grep names the files of its lines
+                line = "\n".join(f"{printable(place.file)}\t{own}" for own in line.split("\n"))
             sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
         elif result.error is None:
             try:
@@ -233,6 +250,16 @@ class _Run:
         self._writer = None
         self._shown.close()
         sink.flush()
+
+    def _write_file(self, folder: ResultFolder, result: InputResult, text: str) -> None:
+        """Write the text of a result to its own file; of an error only JSON is written."""
+        if result.error is not None and not self._run.json_lines:
+            return
+        try:
+            with folder.open(result.source or str(result.number)) as file:
+                file.write(f"{text}\n")
+        except InputError as error:
+            result.error = str(error)
 
     def _show(self, sink: TextIO, result: InputResult, segments: Sequence[TextSegment]) -> None:
         """Write further subtitles of the present recording. Raises InputError if its file is taken."""
@@ -247,7 +274,6 @@ class _Run:
 
     def _check_subtitles(self) -> None:
         run, several = self._run, self._files.count != 1
-        self._folder: SubtitleFolder | None = None
         if run.subtitles is None:
             return
         if not self._runner.is_speech:
@@ -266,9 +292,23 @@ class _Run:
         self._settings = {**self._settings, "return_timestamps": True}
         if several and run.output == STDOUT:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
-        if several:
-            self._folder = SubtitleFolder(run.output, run.subtitles, force=run.force)
-            self._folder.check(self._files.known_recordings())
+        if several and not names_folder(run.output):
+            self._make_folder(run.subtitles)
+
+    def _check_folder(self, whole: bool) -> None:
+        """Make the folder that --output names. Raises InputError if inputs have no files, and so no names."""
+        run = self._run
+        if run.resume is not None or not names_folder(run.output):
+            return
+        if not whole:
+            raise InputError(f"{run.output} is a folder; pass --output the name of a file")
+        if run.line_format.field is not None:
+            raise InputError(f"{run.output} is a folder, and --json-input writes lines; pass the name of a file")
+        self._make_folder(run.subtitles or ("json" if run.json_lines else "txt"))
+
+    def _make_folder(self, kind: str) -> None:
+        self._folder = ResultFolder(self._run.output, kind, self._files.inside, force=self._run.force)
+        self._folder.check(self._files.known_recordings())
 
     def _check_scoring(self) -> None:
         """Raise InputError for results that lines of text cannot show. Word times set ``return_timestamps``."""
@@ -315,7 +355,7 @@ class _Run:
             written = read_written(run.resume, 1 if one_line else self._options.num_return_sequences)
         lines, last = self._files.skip(written.count)
         if last is not None:
-            file = last.file if len(run.sources) > 1 else None
+            file = last.file if self._files.several else None
             written.check(run.target, json_lines=run.json_lines, number=last.number, file=file)
             self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
         return written, lines
@@ -329,7 +369,11 @@ class _Run:
         files = names if run.line_format.field is None else file_lines(names, run.line_format.field)
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
         if runner.has_windows:
-            windows = run_windows(model, files, on_transcribed=lambda seconds: self._on_transcribed(seconds), **how)
+            how |= {
+                "on_transcribed": lambda seconds: self._on_transcribed(seconds),
+                "on_read": lambda seconds: self._on_read(seconds),
+            }
+            windows = run_windows(model, files, **how)
             return (each if isinstance(each, FoundSegments) else each.result for each in windows)
         if runner.is_speech or runner.reads_images:
             done = (run_recordings if runner.is_speech else run_images)(model, files, **how)

@@ -99,7 +99,7 @@ def test_several_audio_files(whisper: Path, call: Command, tmp_path: Path) -> No
     expected = [" ".join(text.splitlines()) for text in runner.transcribe(names, max_new_tokens=5)]
     found = runner.transcribe_outputs(names, max_new_tokens=5)
     done = call(whisper, *names, *SHORT)
-    assert (done.code, done.out.splitlines()) == (0, expected)
+    assert (done.code, done.out.splitlines()) == (0, [f"{n}\t{t}" for n, t in zip(names, expected, strict=True)])
     assert [name for name, line in zip(names, done.messages, strict=True) if line.startswith(f"note: {name}: found")]
     assert [record["language"] for record in call(whisper, *names, "--json", *SHORT).succeeded().records] == [
         output.language for output in found

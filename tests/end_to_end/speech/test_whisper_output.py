@@ -121,7 +121,7 @@ def test_streamed_subtitles_are_those_of_the_whole(
     assert found == [subtitles(each, kind) for each in parts]
     listed = "\n".join([talks[1], talks[1], talks[0]]).encode()
     _, errors = run("-", "--format", kind, "--stream", "--output", str(tmp_path / "twice"), given=listed, code=1)
-    assert f"would hold the subtitles of {talks[1]} and another recording" in errors
+    assert f"would hold the results of {talks[1]} and another file" in errors
     assert [(tmp_path / "twice" / f"talk{index}.{kind}").read_text() for index in range(2)] == found
 
 
@@ -156,14 +156,14 @@ def test_subtitles_of_one_name_are_not_lost(runner: Runner, talks: list[str], tm
     soundfile.write(other, chirp(1.1), RATE_HZ)
     folder = tmp_path / "subtitles"
     options = ("--format", "srt", "--output", str(folder), "--force")
-    expected = f"talk0.srt would hold the subtitles of {talks[0]} and {other}; rename one"
+    expected = f"talk0.srt would hold the results of {talks[0]} and {other}; rename one"
     assert expected in run(*talks, str(other), *options, code=1)[1]
     listed = "\n".join([*talks, str(other)])
     (tmp_path / "list.txt").write_text(listed)
     assert expected in run(str(tmp_path / "list.txt"), *options, code=1)[1]
     assert not list(folder.iterdir())
     _, errors = run("-", *options, given=listed.encode(), code=1)
-    assert f"would hold the subtitles of {other} and another recording" in errors
+    assert f"would hold the results of {other} and another file" in errors
     assert (folder / "talk0.srt").read_text() == subtitles(runner.transcribe_segments(talks[:1])[0], "srt")
 
 
@@ -198,7 +198,7 @@ def test_the_name_of_a_recording_is_any_bytes(runner: Runner, talks: list[str], 
     name = os.fsencode(tmp_path) + b"/caf\xe9\n.wav"
     Path(os.fsdecode(name)).write_bytes(Path(talks[0]).read_bytes())
     text = run(talks[0])[0]
-    assert run(os.fsdecode(name), talks[1])[0].splitlines()[0] == text.strip()
+    assert run(os.fsdecode(name), talks[1])[0].splitlines()[0] == f"{tmp_path}/caf\\udce9\\n.wav\t{text.strip()}"
     run(os.fsdecode(name), talks[1], "--format", "srt", "--output", str(tmp_path / "shown"))
     assert Path(os.fsdecode(os.fsencode(tmp_path) + b"/shown/caf\xe9\n.srt")).exists()
     listed = os.fsencode(tmp_path) + b"/\xe9.wav"
@@ -232,7 +232,7 @@ def test_empty_names_and_broken_text_are_refused(runner: Runner, talks: list[str
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--format", "doc"), "--format doc is unknown; pass text, json, srt or vtt"),
+        (("--format", "doc"), "--format doc is unknown; pass txt, json, srt, vtt or tsv"),
         (("--format", "srt", "--json"), "--json and --format srt are two formats; leave one out"),
         (("--format", "srt", "--no-return-timestamps"), "needs timestamps; leave --no-return-timestamps out"),
     ],

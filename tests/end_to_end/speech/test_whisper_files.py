@@ -1,0 +1,135 @@
+"""Folders and patterns of recordings as input of `run-model`, and folders of results."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from support.audio import RATE_HZ, chirp
+from support.bundles.cache import BundleCache
+from support.checkpoints.timestamps import with_timestamps
+from tightbeam.deploy import Runner
+from tightbeam.deploy.commands import run_model
+from tightbeam.deploy.run_model.subtitles import subtitles
+
+soundfile = pytest.importorskip("soundfile")
+
+
+class Words:
+    """A tokenizer whose words are numbers."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f" w{token}" for token in tokens if token < 45)
+
+
+@pytest.fixture
+def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """The runner that the command loads."""
+    runner = with_timestamps(bundles, "el")[1]
+    runner.model.text._codec = Words()  # type: ignore[assignment]
+    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    return runner
+
+
+NAMES = ("b.wav", "sub/a.flac", "sub/b.ogg")
+
+
+@pytest.fixture
+def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A folder of recordings with other files in it; the present folder is the one around it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talks" / "sub").mkdir(parents=True)
+    (tmp_path / "talks" / ".cache").mkdir()
+    for index, name in enumerate(NAMES):
+        soundfile.write(tmp_path / "talks" / name, chirp(1.3 - 0.4 * index, low_hz=200 + 500 * index), RATE_HZ)
+    soundfile.write(tmp_path / "talks" / ".cache" / "c.wav", chirp(0.3), RATE_HZ)
+    (tmp_path / "talks" / "notes.txt").write_text("no name of a file\n")
+    return [os.path.join("talks", name) for name in NAMES]
+
+
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    """Standard output and standard error of `run-model`."""
+    done = CliRunner().invoke(run_model.app, ["bundle", *arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout, done.stderr
+
+
+def test_a_folder_is_its_recordings_and_text_has_their_names(runner: Runner, talks: list[str]) -> None:
+    texts = runner.transcribe(talks)
+    assert all(texts)
+    assert run("talks")[0] == run("talks/")[0] == "".join(f"{n}\t{t}\n" for n, t in zip(talks, texts, strict=True))
+    records = [json.loads(line) for line in run("talks", "--json")[0].splitlines()]
+    assert [(record["file"], record["text"]) for record in records] == list(zip(talks, texts, strict=True))
+    assert run(talks[0])[0] == f"{texts[0]}\n", "one recording needs no name"
+    Path("list.txt").write_text("\n".join(talks))
+    assert run("list.txt")[0].splitlines() == texts, "the list has the names"
+
+
+def test_quoted_patterns_are_expanded(runner: Runner, talks: list[str]) -> None:
+    texts = dict(zip(talks, runner.transcribe(talks), strict=True))
+    for pattern, names in {"talks/*.wav": talks[:1], "talks/sub/*": talks[1:], "talks/**/[ab].*": talks}.items():
+        lines = [texts[names[0]]] if len(names) == 1 else [f"{name}\t{texts[name]}" for name in names]
+        assert run(pattern)[0].splitlines() == lines
+    assert "error: no file matches talks/*.aif; pass the names of files" in run("talks/*.aif", code=1)[1]
+    os.rename(talks[0], "talks/[a]*.wav")
+    assert run("talks/[a]*.wav")[0] == f"{texts[talks[0]]}\n", "a file of this name is no pattern"
+
+
+def test_each_recording_has_its_own_file_in_a_folder(runner: Runner, talks: list[str]) -> None:
+    texts, parts = runner.transcribe(talks), runner.transcribe_segments(talks)
+    stems = ("b", "sub/a", "sub/b")
+    assert run("talks", "-o", "out/")[0] == ""
+    assert [Path(f"out/{stem}.txt").read_text() for stem in stems] == [f"{text}\n" for text in texts]
+    run("talks", "-o", "out", "--format", "json")
+    found = [json.loads(Path(f"out/{stem}.json").read_text()) for stem in stems]
+    assert [record["text"] for record in found] == texts
+    for kind in ("srt", "tsv"):
+        run("talks", "-o", "new/deep/", "--format", kind)
+        assert [Path(f"new/deep/{stem}.{kind}").read_text() for stem in stems] == [
+            subtitles(each, kind) for each in parts
+        ]
+    run(talks[0], "-o", "one/", "--format", "txt")
+    assert Path("one/b.txt").read_text() == f"{texts[0]}\n"
+    assert "out/b.txt exists; pass --force to replace it" in run(talks[0], "-o", "out", code=1)[1]
+    run(talks[0], "-o", "out", "--force")
+    assert parts[0] and subtitles(parts[0], "tsv").splitlines()[1].split("\t")[2] == (parts[0][0].text or "")
+
+
+def test_results_that_would_share_a_file_run_nothing(runner: Runner, talks: list[str]) -> None:
+    soundfile.write("talks/b.flac", chirp(0.4), RATE_HZ)
+    _, errors = run("talks", "-o", "out/", code=1)
+    assert "out/b.txt would hold the results of talks/b.flac and talks/b.wav; rename one" in errors
+    assert not list(Path("out").iterdir())
+
+
+def test_folders_that_cannot_be_read_or_written(runner: Runner, talks: list[str]) -> None:
+    Path("empty").mkdir()
+    assert "the folder empty has no sound files; pass another folder" in run("empty", code=1)[1]
+    assert "talks is a folder" in run("talks", "--json-input", "file", code=1)[1]
+    assert "cannot make the folder talks/notes.txt/" in run(talks[0], "-o", "talks/notes.txt/", code=1)[1]
+    assert "--output the name of a file" not in run(talks[0], "-o", "talks/notes.txt", "--force")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("it's.m4a", b"\0\0\0\x20ftypM4A \0\0", "an MPEG-4 file"),
+        ("a.webm", b"\x1aE\xdf\xa3\x01\0\0\0\0\0\0\x1f", "a WebM or Matroska file"),
+        ("a.aac", b"\xff\xf1\x50\x80\x02\x1f\xfc" * 9, "an AAC file"),
+        ("a.wma", b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\0\xaa", "a WMA file"),
+    ],
+)
+def test_other_formats_name_the_command_that_converts(
+    runner: Runner, talks: list[str], name: str, content: bytes, kind: str
+) -> None:
+    Path(name).write_bytes(content)
+    output, errors = run(talks[0], name, code=1)
+    assert output.splitlines()[0].startswith(f"{talks[0]}\tw")
+    file, made = ("'it'\"'\"'s.m4a'", "'it'\"'\"'s.wav'") if "'" in name else (name, "a.wav")
+    assert f"error: {name} is {kind}" in errors and f"convert it: ffmpeg -i {file} -ac 1 {made}\n" in errors
+    with pytest.raises(ValueError, match=r"recording 0: the recording is .* ffmpeg -i FILE -ac 1 FILE\.wav"):
+        runner.transcribe([content])
