@@ -321,7 +321,8 @@ class Runner:
         SearchResult
             ``sequences`` int64 [B * num_return_sequences, T] from the start token on; for a decoder-only model from the
             prompt on, padded on the left. ``scores`` float32 [B * num_return_sequences] of beam search; None for greedy
-            search. ``token_scores`` and ``alternatives`` if they are asked for.
+            search. ``finish_reasons`` and ``new_tokens`` of each sequence. ``token_scores`` and ``alternatives`` if
+            they are asked for.
 
         Raises
         ------
@@ -868,7 +869,7 @@ class Runner:
         if not samples:
             return []
         found = self._run(samples, min(batch_size, len(samples)))
-        return [output_of(self.model, found[own.number], own.options, own.prompt_length) for own in samples]
+        return [output_of(self.model, found[own.number], own) for own in samples]
 
     def _generate(self, samples: Sequence[Sample], callback: SearchCallback | None) -> SearchResult:
         """Run samples of the same settings together, and join their results."""

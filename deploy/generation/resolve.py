@@ -27,7 +27,7 @@ from tightbeam.deploy.generation.translation import LANGUAGES, translation_layer
 from tightbeam.deploy.generation.trie import check_beginning
 from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
 
-__all__ = ["ResolvedSettings", "Sizes", "resolve_settings"]
+__all__ = ["DEFAULT_NEW_TOKENS", "ResolvedSettings", "Sizes", "resolve_settings"]
 
 DEFAULT_NEW_TOKENS = 20
 """New tokens of transformers if no length is set."""

@@ -140,7 +140,6 @@ class _Reader:
             raise InputError(f"{self.format.field} is {held}, expected a text or a list of messages; pass one of them")
         else:
             tokens, result.cut = self.model.text.encode(source, truncate=truncate, **settings)
-        result.source_tokens = len(tokens)
         sample = self.model.sample(result.number, tokens, settings)
         result.returned = sample.options.num_return_sequences
         return OpenInput(result, [sample])

@@ -60,9 +60,7 @@ class OpenInput:
 
     def outputs(self, model: Model) -> list[Output]:
         """Decode the result of each sample. Raises BundleError."""
-        return [
-            output_of(model, self.found[sample.number], sample.options, sample.prompt_length) for sample in self.samples
-        ]
+        return [output_of(model, self.found[sample.number], sample) for sample in self.samples]
 
     def output(self, model: Model) -> Output:
         """Make the output of the input, with its windows joined. Raises BundleError."""

@@ -9,9 +9,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.model.model import Model
-from tightbeam.deploy.search import Scored, SearchResult
+from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.search import FinishReason, Scored, SearchResult
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText
 
 __all__ = [
@@ -113,6 +113,13 @@ class Output:
     language_probability : float or None
         Probability of the language that was found, among the model's languages; None if it was given, or if the
         runtime gives no scores of all tokens.
+    finish_reasons : list of FinishReason or None
+        One for each sequence: "end_token", "stop_string" or "length". For a recording of several windows, or an image
+        of several pages, one for the last of them; None if no window was run.
+    source_tokens : int
+        Tokens of the source, or of a decoder-only model's prompt; 0 for a recording or an image.
+    by_default_length : bool
+        True if a sequence ended at the length limit that counts if nobody sets one.
     """
 
     sequences: list[list[int]]
@@ -125,9 +132,12 @@ class Output:
     pages: list[Output] | None = None
     language: str | None = None
     language_probability: float | None = None
+    finish_reasons: list[FinishReason] | None = None
+    source_tokens: int = 0
+    by_default_length: bool = False
 
 
-def output_of(model: Model, found: SearchResult, options: GenerationOptions, prompt_length: int = 0) -> Output:
+def output_of(model: Model, found: SearchResult, sample: Sample) -> Output:
     """Convert the result of one sample.
 
     Parameters
@@ -136,27 +146,24 @@ def output_of(model: Model, found: SearchResult, options: GenerationOptions, pro
         The model that generated it.
     found
         The sample's sequences int64 [num_return_sequences, T], and their scores.
-    options
-        The options of the search.
-    prompt_length
-        Tokens of a decoder-only model's prompt, padding included, that every sequence begins with.
+    sample
+        The sample.
     """
-    first = 0 if model.decoder_only else options.beginning  # the given tokens may hold an end token
-    rows = found.sequences[:, prompt_length:].tolist()
-    sequences = [_without_padding(row, options.eos_token_ids, first) for row in rows]
-    scores = None if found.scores is None else [float(np.float32(score)) for score in found.scores]
-    new_tokens = sum(len(row) - (0 if model.decoder_only else options.beginning) for row in sequences)
-    texts = [text_of(model, row) for row in sequences] if model.has_tokenizer else None
-    given = 0 if model.decoder_only else options.beginning
+    given = 0 if model.decoder_only else sample.options.beginning
+    rows = zip(found.sequences[:, sample.prompt_length :].tolist(), found.new_tokens, strict=True)
+    sequences: list[list[int]] = [row[: given + new] for row, new in rows]
     token_scores, alternatives = _of_tokens(found.scored, [len(row) for row in sequences], given)
     return Output(
         sequences,
-        scores,
-        texts,
-        new_tokens,
-        token_scores,
-        alternatives,
-        language=language_of(model, sequences[0][: options.beginning]),
+        scores=None if found.scores is None else [float(np.float32(score)) for score in found.scores],
+        texts=[text_of(model, row) for row in sequences] if model.has_tokenizer else None,
+        new_tokens=sum(found.new_tokens),
+        token_scores=token_scores,
+        alternatives=alternatives,
+        finish_reasons=list(found.finish_reasons),
+        source_tokens=sample.source_tokens,
+        by_default_length=not sample.options.limited_by and "length" in found.finish_reasons,
+        language=language_of(model, sequences[0][: sample.options.beginning]),
         language_probability=found.language_probability,
     )
 
@@ -227,6 +234,8 @@ def join(windows: Sequence[Output]) -> Output:
         alternatives=_joined([window.alternatives for window in windows]),
         language=windows[0].language,
         language_probability=windows[0].language_probability,
+        finish_reasons=windows[-1].finish_reasons and windows[-1].finish_reasons[:1],
+        by_default_length=any(window.by_default_length for window in windows),
     )
 
 
@@ -235,9 +244,3 @@ def _joined(windows: Sequence[list[list[Each]] | None]) -> list[list[Each]] | No
     if any(window is None for window in windows):
         return None
     return [[each for window in windows if window for each in window[0]]]
-
-
-def _without_padding(row: list[int], ends: tuple[int, ...], first: int) -> list[int]:
-    """Cut a sequence behind the first end token at ``first`` or later; the rest is padding."""
-    end = next((index for index, token in enumerate(row) if index >= first and token in ends), len(row) - 1)
-    return row[: end + 1]

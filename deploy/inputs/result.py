@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightbeam.deploy.inputs.output import Output, TextSegment, TokenAlternatives, TokenScores
+from tightbeam.deploy.search import FinishReason
 
 __all__ = ["InputResult", "page_records", "segment_records"]
 
@@ -25,10 +26,8 @@ class InputResult:
         The line's file, if there are several files.
     returned : int
         Sequences requested.
-    sequences, scores, texts, new_tokens, token_scores, alternatives
-        The fields of `Output`; empty, None or 0 if there is an error.
-    source_tokens : int
-        Source tokens that the model was given.
+    sequences, scores, texts, new_tokens, token_scores, alternatives, finish_reasons, source_tokens, by_default_length
+        The fields of `Output`; empty, None, 0 or False if there is an error.
     cut : int
         Further tokens of the text, cut off because the model has no positions for them.
     error : str or None
@@ -55,7 +54,9 @@ class InputResult:
     new_tokens: int = 0
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
+    finish_reasons: list[FinishReason] | None = None
     source_tokens: int = 0
+    by_default_length: bool = False
     cut: int = 0
     error: str | None = None
     file: str | None = None
@@ -73,6 +74,8 @@ class InputResult:
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
         self.new_tokens, self.segments, self.pages = output.new_tokens, output.segments, output.pages
         self.language, self.language_probability = output.language, output.language_probability
+        self.finish_reasons, self.source_tokens = output.finish_reasons, output.source_tokens
+        self.by_default_length = output.by_default_length
 
     def as_json(self) -> str:
         """Return one line of JSON. ``text`` and ``score`` belong to the best sequence."""
@@ -88,6 +91,13 @@ class InputResult:
             record["texts"] = self.texts
         if self.scores is not None and len(self.scores) > 1:
             record["scores"] = [_finite(score) for score in self.scores]
+        if self.finish_reasons is not None:
+            record["finish_reason"] = self.finish_reasons[0]
+            if len(self.finish_reasons) > 1:
+                record["finish_reasons"] = self.finish_reasons
+        if self.source_tokens:
+            record["source_tokens"] = self.source_tokens
+        record["new_tokens"] = self.new_tokens
         record["tokens"] = self.sequences[0]
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
@@ -140,6 +150,8 @@ def page_records(pages: Sequence[Output]) -> list[dict[str, Any]]:
         {
             **({} if page.texts is None else {"text": page.texts[0]}),
             **({} if page.scores is None else {"score": _finite(page.scores[0])}),
+            **({} if page.finish_reasons is None else {"finish_reason": page.finish_reasons[0]}),
+            "new_tokens": page.new_tokens,
             "tokens": page.sequences[0],
         }
         for page in pages

@@ -23,7 +23,7 @@ from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.inputs.output import language_of
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.search import Scored, SearchResult
+from tightbeam.deploy.search import FinishReason, Scored, SearchResult
 
 __all__ = ["SequentialTranscription", "compression_ratio"]
 
@@ -33,12 +33,14 @@ LOW_TEMPERATURE = 0.5
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt at a window: its tokens after the prompt, end token included, and whether they are accepted."""
+    """One attempt at a window: its tokens after the prompt, end token included, why they ended, and whether they are
+    accepted."""
 
     tokens: list[int]
     is_good: bool
     is_silence: bool
     scored: Scored
+    finish_reason: FinishReason
 
 
 class SequentialTranscription:
@@ -59,6 +61,8 @@ class SequentialTranscription:
     ----------
     segments : list of Segment
         The segments that were found so far.
+    finish_reason : FinishReason or None
+        The reason why the latest window's tokens ended; None before a window was run.
     seek : int
         The first frame of the present window.
     language_probability : float or None
@@ -88,6 +92,7 @@ class SequentialTranscription:
         prompt = self._how.prompt_ids
         self._prompt = prompt[1:] if prompt and prompt[0] == self._how.prev_sot else prompt
         self.segments: list[Segment] = []
+        self.finish_reason: FinishReason | None = None
         self.seek = 0
         self._steps = self._run()
         self._wanted = next(self._steps, None)
@@ -148,7 +153,7 @@ class SequentialTranscription:
             if attempt.is_silence:
                 self.seek += frames
                 continue
-            tokens = attempt.tokens
+            tokens, self.finish_reason = attempt.tokens, attempt.finish_reason
             if tokens and tokens[-1] in self._own.eos_token_ids:
                 tokens = tokens[:-1]
             times = self._times(tokens, attempt.scored)
@@ -204,16 +209,18 @@ class SequentialTranscription:
 
     def _judged(self, result: SearchResult, options: GenerationOptions) -> _Attempt:
         """Judge an attempt by the thresholds."""
-        how, tokens = self._how, _without_padding(result.sequences[0, options.beginning :].tolist(), options)
+        how, first = self._how, options.beginning
+        tokens: list[int] = result.sequences[0, first : first + result.new_tokens[0]].tolist()
+        reason = result.finish_reasons[0]
         is_good = True
         if how.compression_ratio_threshold is not None:
             is_good = compression_ratio(tokens, options.vocab_size) <= how.compression_ratio_threshold
         if how.logprob_threshold is None or result.confidence is None:
-            return _Attempt(tokens, is_good, False, result.scored)
+            return _Attempt(tokens, is_good, False, result.scored, reason)
         unlikely = result.confidence.mean_logprob < how.logprob_threshold
         silent = how.no_speech_threshold is not None and result.confidence.no_speech > how.no_speech_threshold
         is_good = (is_good and not unlikely) or (unlikely and silent)
-        return _Attempt(tokens, is_good, unlikely and silent, result.scored)
+        return _Attempt(tokens, is_good, unlikely and silent, result.scored, reason)
 
     def _before(self) -> tuple[int, ...]:
         """Return the tokens before the start token of the next window."""
@@ -239,12 +246,6 @@ def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
     width = int(math.log2(vocab_size) / 8) + 1
     data = b"".join(int(token).to_bytes(width, "little") for token in tokens)
     return len(data) / len(zlib.compress(data))
-
-
-def _without_padding(tokens: list[int], options: GenerationOptions) -> list[int]:
-    """Return the tokens up to the first end token."""
-    end = next((place for place, token in enumerate(tokens) if token in options.eos_token_ids), len(tokens) - 1)
-    return tokens[: end + 1]
 
 
 def _language_alone(options: GenerationOptions) -> GenerationOptions:

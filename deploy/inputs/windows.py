@@ -133,6 +133,7 @@ class _WindowedInput(OpenInput):
             segments=self._segments,
             language=None if heard is None else heard.language,
             language_probability=None if heard is None else heard.language_probability,
+            finish_reasons=None if (reason := self.parts[-1].finish_reason) is None else [reason],
         )
 
     def _text(self, model: Model) -> _Text | None:

@@ -67,7 +67,8 @@ class Generate:
     --------
     >>> generate = Generate("demo-dedup", column="report", num_beams=4)
     >>> generate(pyarrow.table({"report": reports})).column_names
-    ['report', 'generated_text', 'generated_score', 'generated_tokens', 'generated_error', 'generated_truncated']
+    ['report', 'generated_text', 'generated_score', 'generated_tokens', 'generated_finish_reason',
+     'generated_source_tokens', 'generated_new_tokens', 'generated_error', 'generated_truncated']
     """
 
     def __init__(
@@ -116,9 +117,9 @@ class Generate:
         Returns
         -------
         pyarrow.Table
-            With ``text``, ``score``, ``tokens``, ``error`` and ``truncated`` under the prefix, and ``token_scores`` and
-            ``alternatives`` if the settings ask for them. A row that could not be run has the reason as ``error``,
-            which is null in other rows.
+            With ``text``, ``score``, ``tokens``, ``finish_reason``, ``source_tokens``, ``new_tokens``, ``error`` and
+            ``truncated`` under the prefix, and ``token_scores`` and ``alternatives`` if the settings ask for them. A
+            row that could not be run has the reason as ``error``, which is null in other rows.
 
         Raises
         ------
@@ -153,7 +154,7 @@ class Generate:
         else:
             return
         result.error = f"{asked} of a row needs a column of all rows; pass {asked} to Generate"
-        result.texts, result.scores, result.sequences = None, None, []
+        result.texts, result.scores, result.sequences, result.finish_reasons = None, None, [], None
 
 
 def _settings(value: Any) -> Any:

@@ -161,6 +161,7 @@ class _Run:
         self._summary.inputs += report.rows - report.failed
         self._summary.failed += report.failed
         self._summary.tokens += report.tokens
+        self._summary.by_default_length |= report.by_default_length
         self._bar.advance(part.rows, 0, self._summary.rates())
 
     def _end(self, seconds: float, start_seconds: float) -> int:
@@ -168,6 +169,8 @@ class _Run:
         summary = self._summary
         summary.started = time.perf_counter() - seconds
         if not self._run.quiet:
+            for note in summary.notes():
+                say(f"note: {note}")
             say(f"{summary.counts()}; actors started in {start_seconds:.0f} s")
         for lost in self._lost[:MOST_SAID]:
             say(f"error: {lost}")

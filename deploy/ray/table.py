@@ -39,8 +39,9 @@ def with_results(
     Returns
     -------
     pyarrow.Table
-        With ``text`` (string), ``score`` (float), ``tokens`` (list of int), ``error`` (string) and ``truncated`` (bool)
-        after the table's columns. If several sequences are returned, also ``texts``, ``scores`` and ``sequences``. If
+        With ``text`` (string), ``score`` (float), ``tokens`` (list of int), ``finish_reason`` (string),
+        ``source_tokens`` and ``new_tokens`` (int), ``error`` (string) and ``truncated`` (bool) after the table's
+        columns. If several sequences are returned, also ``texts``, ``scores``, ``sequences`` and ``finish_reasons``. If
         ``scoring`` asks for them, also ``token_scores`` (list of float) and ``alternatives`` (list of lists of token
         and score), and with several sequences ``sequences_token_scores`` and ``sequences_alternatives``.
     """
@@ -50,6 +51,9 @@ def with_results(
         "text": (text, [_first(result.texts) for result in results]),
         "score": (score, [_first(_finite(result.scores)) for result in results]),
         "tokens": (tokens, [_first(result.sequences) for result in results]),
+        "finish_reason": (text, [_first(result.finish_reasons) for result in results]),
+        "source_tokens": (arrow.int64(), [result.source_tokens for result in results]),
+        "new_tokens": (arrow.int64(), [result.new_tokens for result in results]),
         "error": (text, [result.error for result in results]),
         "truncated": (arrow.bool_(), [result.cut > 0 for result in results]),
     }
@@ -57,6 +61,7 @@ def with_results(
     if several:
         columns["texts"] = arrow.list_(text), [result.texts for result in results]
         columns["scores"] = arrow.list_(score), [_finite(result.scores) for result in results]
+        columns["finish_reasons"] = arrow.list_(text), [result.finish_reasons for result in results]
         columns["sequences"] = arrow.list_(tokens), [result.sequences or None for result in results]
     columns |= _of_tokens(arrow, results, scoring, several)
     for name, (kind, values) in columns.items():

@@ -78,6 +78,8 @@ class PartitionReport:
         Number of rows that ran, of rows with an error among them, and of tokens generated.
     errors : list of (int, str)
         The first rows with an error: their numbers and errors.
+    by_default_length : bool
+        True if an output ended at the length limit that counts if nobody sets one.
     lines : list of str
         The results, if they are returned.
     failure : str or None
@@ -91,6 +93,7 @@ class PartitionReport:
     failed: int = 0
     tokens: int = 0
     errors: list[tuple[int, str]] = field(default_factory=list)
+    by_default_length: bool = False
     lines: list[str] = field(default_factory=list)
     failure: str | None = None
     fatal: bool = False
@@ -208,5 +211,6 @@ def json_lines(results: list[InputResult], keys: list[Any], fields: FieldNames) 
 def _count(report: PartitionReport, results: list[InputResult]) -> None:
     report.rows = len(results)
     report.tokens = sum(result.new_tokens for result in results)
+    report.by_default_length = any(result.by_default_length for result in results)
     errors = [(result.number, result.error) for result in results if result.error is not None]
     report.failed, report.errors = len(errors), errors[:MOST_ERRORS]

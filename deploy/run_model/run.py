@@ -226,6 +226,7 @@ class _Run:
                     progress.on_read(0)
                 progress.advance(1, summary.audio_seconds, summary.rates())
         if not run.quiet:
+            self._note(*summary.notes())
             say(summary.text())
         if summary.failed:
             say(f"error: {summary.failed} of the {self._unit}s could not be run; each is named above")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightbeam.deploy.console import counted
+from tightbeam.deploy.generation.resolve import DEFAULT_NEW_TOKENS
 from tightbeam.deploy.inputs.result import InputResult
 
 __all__ = ["RunSummary", "peak_memory_bytes"]
@@ -31,6 +32,8 @@ class RunSummary:
         Tokens generated for all inputs, in all returned sequences, without start token and prompt.
     audio_seconds : float
         Seconds of audio that were transcribed.
+    by_default_length : bool
+        True if an output ended at the length limit that counts if nobody sets one.
     """
 
     unit: str
@@ -39,6 +42,7 @@ class RunSummary:
     failed: int = 0
     tokens: int = 0
     audio_seconds: float = 0.0
+    by_default_length: bool = False
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, result: InputResult) -> None:
@@ -46,6 +50,7 @@ class RunSummary:
         self.inputs += result.error is None
         self.failed += result.error is not None
         self.tokens += result.new_tokens
+        self.by_default_length |= result.by_default_length
 
     @property
     def seconds(self) -> float:
@@ -63,6 +68,13 @@ class RunSummary:
         counted_inputs, tokens = counted(self.inputs, self.unit), counted(self.tokens, "token")
         audio = f", {_number(self.audio_seconds)} s of sound" if self.audio_seconds else ""
         return f"{counted_inputs}, {tokens}{audio} in {_number(self.seconds)} s: {self.rates()}"
+
+    def notes(self) -> list[str]:
+        """Return the notes about all inputs together."""
+        if not self.by_default_length:
+            return []
+        limit = f"{DEFAULT_NEW_TOKENS} new tokens, the default length; pass --max-new-tokens for longer ones"
+        return [f"outputs ended at {limit}"]
 
     def text(self) -> str:
         """Return the summary in one line, up to the present moment."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.search import Scored, SearchResult
+from tightbeam.deploy.search import FinishReason, Scored, SearchResult
 
 __all__ = ["join_results"]
 
@@ -20,7 +20,7 @@ def join_results(samples: Sequence[Sample], found: Mapping[int, SearchResult]) -
     samples : sequence of B Sample
         At least one.
     found : mapping of int to SearchResult
-        Results by the samples' numbers. A sample without a result gets rows of padding.
+        Results by the samples' numbers. A sample without a result was cancelled, and gets rows of padding.
 
     Returns
     -------
@@ -43,7 +43,8 @@ def join_results(samples: Sequence[Sample], found: Mapping[int, SearchResult]) -
     sequences = np.full((count, prompts + new), fill, np.int64)
     sequences[:, :prompts] = pad
     scores = np.zeros(count, np.float32) if options.normalize else None
-    scored: list[tuple[range, Scored]] = []
+    reasons: list[FinishReason] = ["cancelled"] * count
+    new_tokens, scored = [0] * count, list[tuple[range, Scored]]()
     for index, sample in enumerate(samples):
         if (own := found.get(sample.number)) is None:
             continue
@@ -51,5 +52,6 @@ def join_results(samples: Sequence[Sample], found: Mapping[int, SearchResult]) -
         sequences[rows.start : rows.stop, first : first + own.sequences.shape[1]] = own.sequences
         if scores is not None:
             scores[rows.start : rows.stop] = own.scores
+        reasons[rows.start : rows.stop], new_tokens[rows.start : rows.stop] = own.finish_reasons, own.new_tokens
         scored.append((rows, own.scored))
-    return SearchResult(sequences, scores, Scored.join(scored, count))
+    return SearchResult(sequences, scores, Scored.join(scored, count), tuple(reasons), tuple(new_tokens))

@@ -95,6 +95,13 @@ class Sample:
         return None if self.has_features else self.source
 
     @property
+    def source_tokens(self) -> int:
+        """Number of tokens of the source or the prompt, without padding; 0 for features."""
+        if self.prompt is not None:
+            return len(self.prompt) - self.padding
+        return 0 if self.has_features else self.positions if self.mask is None else int(self.mask.sum())
+
+    @property
     def has_features(self) -> bool:
         """True if the source is features of a window, a recording or an image, rather than token ids."""
         return self.source.dtype.kind == "f"

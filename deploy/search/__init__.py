@@ -10,6 +10,7 @@ from tightbeam.deploy.search.batch import BatchSearch
 from tightbeam.deploy.search.beam import BeamSearch
 from tightbeam.deploy.search.beam_sampling import BeamSampleSearch
 from tightbeam.deploy.search.callbacks import NullCallback, SearchCallback
+from tightbeam.deploy.search.endings import FinishReason
 from tightbeam.deploy.search.forced_words import ForcedWordsSearch
 from tightbeam.deploy.search.greedy import GreedySearch
 from tightbeam.deploy.search.group_beam import GroupBeamSearch
@@ -22,6 +23,7 @@ __all__ = [
     "Alternatives",
     "BatchSearch",
     "Candidates",
+    "FinishReason",
     "NullCallback",
     "Scored",
     "SearchCallback",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.endings import Endings, endings_of
 from tightbeam.deploy.search.observers import Observer, SampleStep, observers_of
 from tightbeam.deploy.search.processors import Processors, processors_of
 from tightbeam.deploy.search.processors.forced_tokens import forced_candidates
@@ -21,7 +22,7 @@ from tightbeam.deploy.search.rows import Ranked, best, candidates_of_rows, commo
 from tightbeam.deploy.search.step import Candidates, SearchResult, Step, StepInputs
 from tightbeam.deploy.search.token_scores import RowScores
 
-__all__ = ["BatchSearch", "Place"]
+__all__ = ["BatchSearch", "Place", "with_reasons"]
 
 State = TypeVar("State")
 """The state that a kind of search has for each sample."""
@@ -45,6 +46,8 @@ class Place(Generic[State]):
         The score processors that its settings ask for.
     observers : list of Observer
         The observers that its settings ask for.
+    endings : Endings
+        What ends its sequences.
     state : State
         What the search keeps of it.
     """
@@ -54,6 +57,7 @@ class Place(Generic[State]):
     P: int
     processors: Processors
     observers: list[Observer]
+    endings: Endings
     state: State
 
 
@@ -157,7 +161,8 @@ class BatchSearch(Generic[State]):
         P = len(options.prompt) if beginning is None else len(known)
         self.step.history[len(self.places), :, : len(known)] = known
         processors, observers = processors_of(options, source), observers_of(options, P)
-        self.places.append(Place(number, options, P, processors, observers, self.new_state(options, P)))
+        parts = processors, observers, endings_of(options)
+        self.places.append(Place(number, options, P, *parts, self.new_state(options, P)))
         self.lengths = np.append(self.lengths, len(known))
         first = np.zeros((1, self.M), np.float32) if len(known) < P else self.first_scores()
         for name, row in {"scores": first, "parents": np.arange(self.M)[None], **self.first_rows()}.items():
@@ -182,10 +187,11 @@ class BatchSearch(Generic[State]):
         self._forcing = [index for index, place in enumerate(places) if place.processors.forces]
         self._reading_rows = [index for index, place in enumerate(places) if place.processors.reads_rows]
         self._observers = [(index, observer) for index, place in enumerate(places) for observer in place.observers]
-        ends = [place.options.eos_token_ids for place in places]
-        self._eos = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
-        for row, tokens in zip(self._eos, ends, strict=True):
+        ends = [place.endings.tokens for place in places]
+        self._end_tokens = np.full((len(places), 1, max(map(len, ends), default=0)), NO_TOKEN, np.int64)
+        for row, tokens in zip(self._end_tokens, ends, strict=True):
             row[:, : len(tokens)] = tokens
+        self._ending_by_row = [index for index, place in enumerate(places) if place.endings.by_row]
 
     # What a stream is given between two steps.
 
@@ -342,9 +348,21 @@ class BatchSearch(Generic[State]):
 
     # What a search has chosen.
 
-    def is_end(self, tokens: Ints) -> Bools:
-        """Return bool [B, X]: True for each of ``tokens`` int64 [B, X] that ends a sequence."""
-        ends: Bools = (tokens[:, :, None] == self._eos).any(axis=2)
+    def ends(self, tokens: Ints, rows: Ints, prompted: Bools) -> Bools:
+        """Return bool [B, X]: True for each of ``tokens`` int64 [B, X] that ends the row that it continues, one of
+        ``rows`` int64 [B, X]. In a decoder prompt, ``prompted`` bool [B], nothing ends."""
+        ends: Bools = (tokens[:, :, None] == self._end_tokens).any(axis=2)
+        for index in self._ending_by_row:
+            if not prompted[index]:
+                ends[index] = self.ends_of(index, tokens[index], rows[index])
+        return ends & ~prompted[:, None]
+
+    def ends_of(self, index: int, tokens: Ints, rows: Ints) -> Bools:
+        """Return bool [X], as `ends`, for one sample's ``tokens`` int64 [X] and ``rows`` int64 [X]."""
+        history, endings = self.step.history[index, :, : self.lengths[index]], self.places[index].endings
+        ends: Bools = np.isin(tokens, endings.tokens)
+        for ending in endings.by_row:
+            ends |= ending.ends(history, rows, tokens)
         return ends
 
     def feed_prompts(self, prompted: Bools, tokens: Ints, scores: Floats, parents: Ints, best: Ints) -> None:
@@ -373,11 +391,13 @@ class BatchSearch(Generic[State]):
                 over = np.zeros(self.M, np.bool_) if ended is None else ended[index]
                 observer.on_tokens(self.parents[index], tokens[index], over)
 
-    def report_rows(self, index: int, tokens: Ints) -> None:
-        """Report the rows of a sample, which end with ``tokens`` int64 [M] of this step, as its result."""
+    def report_rows(self, index: int, tokens: Ints, new: Ints) -> None:
+        """Report the rows of a sample, which end with ``tokens`` int64 [M] of this step, as its result. They have
+        ``new`` int64 [M] new tokens; the rest is padding."""
         place = self.places[index]
         before = self.step.history[index, :, : self.lengths[index]]  # [M, T]
-        result = SearchResult(np.concatenate([before, tokens[:, None]], axis=1), None)
+        rows = np.concatenate([before, tokens[:, None]], axis=1)
+        result = with_reasons(SearchResult(rows, None, new_tokens=tuple(new.tolist())), place)
         for observer in place.observers:
             result = observer.add_running(result)
         self.callback.on_finished(place.number, result)
@@ -414,6 +434,12 @@ class BatchSearch(Generic[State]):
             setattr(self, name, compaction.apply(getattr(self, name)))
         self.trie.compact(compaction)
         self._refresh()
+
+
+def with_reasons(result: SearchResult, place: Place[Any]) -> SearchResult:
+    """Return the result of a sample, which has its numbers of new tokens, with the reasons why its sequences ended."""
+    ends = zip(result.sequences, result.new_tokens, strict=True)
+    return replace(result, finish_reasons=tuple(place.endings.reason(row[: place.P + new]) for row, new in ends))
 
 
 def _not_choices(place: Place[State], length: int) -> Ints:

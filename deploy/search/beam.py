@@ -13,7 +13,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.batch import BatchSearch, with_reasons
 from tightbeam.deploy.search.rows import best
 from tightbeam.deploy.search.step import OUT, Candidates, SearchResult, only_first_beams
 
@@ -38,7 +38,7 @@ class FinishedBeams:
 class BeamSearch(BatchSearch[FinishedBeams]):
     """Continue each sample by its ``num_return_sequences`` best sequences.
 
-    Each step takes the C best continuations of a sample. A continuation ends by an end-of-sequence token, or at
+    Each step takes the C best continuations of a sample. A continuation ends by what `ENDINGS` list, or at
     ``max_length``. If it is among the first M, it is offered to the sample's pool of finished sequences. The M best of
     the others run on. A sample is removed when its pool is final; the batch of `_beam_search` stops as a whole. Rows
     shorter than the longest returned one are filled with ``options.fill_token_id``.
@@ -88,7 +88,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         candidates, prompted = self.run_step()
         cancelled = self.cancelled(prompted, None)
         last = self.lengths + 1 == self.max_lengths  # [B]
-        ends = (self.is_end(candidates.tokens) & ~prompted[:, None]) | last[:, None]  # [B, C]
+        ends = self.ends(candidates.tokens, candidates.beams, prompted) | last[:, None]  # [B, C]
         new = self.lengths + 1 - self.beginnings  # [B], new tokens with the one of this step
         self._offer(candidates, ends, new)
 
@@ -97,7 +97,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
         self.observe(chosen.tokens, prompted)
         self.write(chosen.tokens, last)
-        final = last | self.final(new)
+        final = ends.all(axis=1) | self.final(new)  # if all candidates end, `_beam_search` stops
         for index in np.flatnonzero(final & ~cancelled).tolist():
             self.callback.on_finished(self.places[index].number, self._result(index))
         self.remove(final | cancelled)
@@ -167,9 +167,10 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         """The first ``num_return_sequences`` sequences of a sample, cut to the longest of them."""
         place = self.places[index]
         count = place.options.num_return_sequences
-        longest = place.P + int(self.pool_lengths[index, :count].max())
-        sequences, scores = self._pool(index)[:count, :longest].copy(), self.pool_scores[index, :count].copy()
-        result = SearchResult(sequences, scores)
+        new = self.pool_lengths[index, :count]
+        sequences = self._pool(index)[:count, : place.P + int(new.max())].copy()
+        scores = self.pool_scores[index, :count].copy()
+        result = with_reasons(SearchResult(sequences, scores, new_tokens=tuple(new.tolist())), place)
         for observer in place.observers:
             result = observer.add_finished(result)
         return result

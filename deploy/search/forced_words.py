@@ -42,13 +42,13 @@ class ForcedWordsSearch(PoolSearch):
         self._before = {place.number: self._known.get(place.number, {}) for place in self.places}
         self._known = {place.number: {} for place in self.places}
         tokens, scores, parents = (np.zeros((len(self.places), self.M), dtype) for dtype in (np.int64, np.float32, int))
-        ends = self.is_end(candidates.tokens)
+        ends = self.ends(candidates.tokens, candidates.beams, prompted)
         for index in np.flatnonzero(~prompted).tolist():
             only = forced.get(index, ())
             own, ended = Candidates(*candidates.of(index)), ends[index]
             if only:
                 own = Candidates(*self.forced_of(index, only))
-                ended = np.isin(own.tokens, self.places[index].options.eos_token_ids)
+                ended = self.ends_of(index, own.tokens, own.beams)
             self._finish(index, own, ended)
             going = np.flatnonzero(~ended)[: self.M]
             chosen = Candidates(own.scores[going], own.beams[going], own.tokens[going])
@@ -85,7 +85,8 @@ class ForcedWordsSearch(PoolSearch):
         for rank in np.flatnonzero(ended[: self.M]).tolist():
             row = self._row(index, own.beams[rank])
             if self._state(index, row).complete:
-                place.state[0].add(float(own.scores[rank]), np.array(row), len(row) + 1 - place.P)
+                ended_row = self.ended(index, np.array(row), int(own.tokens[rank]))
+                place.state[0].add(float(own.scores[rank]), ended_row, len(row) + 1 - place.P)
 
     def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
         """Choose M among the ``best`` [M] continuations of a sample and the continuations that make progress."""

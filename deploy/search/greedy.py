@@ -16,7 +16,7 @@ __all__ = ["GreedySearch"]
 class GreedySearch(BatchSearch[None]):
     """Continue each sample by the best token at each position.
 
-    A sample is removed with its end-of-sequence token: `_sample` only pads it after that. There are no scores.
+    A sample is removed with the token that ends it: `_sample` only pads it after that. There are no scores.
     """
 
     def new_state(self, options: GenerationOptions, beginning: int) -> None:
@@ -29,9 +29,8 @@ class GreedySearch(BatchSearch[None]):
         self.observe(tokens, prompted)
         cancelled = self.cancelled(prompted, tokens[:, 0])
         last = self.lengths + 1 == self.max_lengths
-        # Without a pad token there is no end-of-sequence token, and every row runs to max_length.
-        ends = (self.is_end(tokens)[:, 0] & ~prompted) | last
+        ends = self.ends(tokens, np.zeros_like(tokens), prompted)[:, 0] | last
         for index in np.flatnonzero(ends & ~cancelled).tolist():
-            self.report_rows(index, tokens[index])
+            self.report_rows(index, tokens[index], self.lengths[index, None] + 1 - self.places[index].P)
         self.write(tokens, last)
         self.remove(ends | cancelled)

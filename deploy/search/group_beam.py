@@ -43,7 +43,7 @@ class GroupBeamSearch(PoolSearch):
         for group in range(self.groups):
             own = slice(group * self.size, (group + 1) * self.size)
             found = self._of_group(candidates, group, forced, tokens[:, : own.start])
-            ends = self.is_end(found.tokens) & ~prompted[:, None]
+            ends = self.ends(found.tokens, found.beams + own.start, prompted)
             order = np.argsort(ends, axis=1, kind="stable")[:, : self.size]
             done = np.array([[place.state[group].done] for place in self.places])
             tokens[:, own] = np.where(done, self._pads, found.tokens[self.index, order])
@@ -100,7 +100,8 @@ class GroupBeamSearch(PoolSearch):
         """Put the candidates that end, bool [B, C], into the group's pools, and settle these."""
         for index, rank in zip(*np.nonzero(ends[:, : self.size]), strict=True):
             row = self.step.history[index, group * self.size + found.beams[index, rank], : self.lengths[index]]
-            self.places[index].state[group].add(float(found.scores[index, rank]), row.copy(), new[index])
+            ended = self.ended(index, row, int(found.tokens[index, rank]))
+            self.places[index].state[group].add(float(found.scores[index, rank]), ended, new[index])
         for index, place in enumerate(self.places):
             if not place.state[group].done and self.lengths[index] >= place.P:
                 place.state[group].settle(float(found.scores[index, 0]), new[index])

@@ -34,7 +34,7 @@ class Pool:
     Attributes
     ----------
     found : list of (float, int64 [T])
-        Score and tokens, without the end token.
+        Score and tokens.
     done : bool
         True when the pool is final.
     """
@@ -67,27 +67,26 @@ class Pool:
         self.done = self._stops is True or self._worst >= best / length**self._penalty
 
 
-def best_of_pools(pools: Iterable[Pool], options: GenerationOptions) -> SearchResult:
+def best_of_pools(pools: Iterable[Pool], options: GenerationOptions, beginning: int) -> SearchResult:
     """Return the ``num_return_sequences`` best sequences of a sample's pools.
 
     Parameters
     ----------
     pools : iterable of Pool
     options : GenerationOptions
+    beginning : int
+        Tokens that the sequences begin with.
 
     Returns
     -------
     SearchResult
-        Each sequence that is shorter than ``max_length`` ends with the first end token; of equal scores the one that
-        was found last comes first.
+        Of equal scores the sequence that was found last comes first.
     """
     ranked = sorted((found for pool in pools for found in pool.found), key=lambda found: found[0])
     chosen = ranked[::-1][: options.num_return_sequences]
-    ended = [
-        [*tokens.tolist(), *options.eos_token_ids[:1]] if len(tokens) < options.max_length else tokens.tolist()
-        for _, tokens in chosen
-    ]
-    sequences = np.full((len(ended), max(map(len, ended))), options.fill_token_id, np.int64)
-    for row, tokens in zip(sequences, ended, strict=True):
+    lengths = [len(tokens) for _, tokens in chosen]
+    sequences = np.full((len(chosen), max(lengths)), options.fill_token_id, np.int64)
+    for row, (_, tokens) in zip(sequences, chosen, strict=True):
         row[: len(tokens)] = tokens
-    return SearchResult(sequences, np.array([score for score, _ in chosen], np.float32))
+    scores = np.array([score for score, _ in chosen], np.float32)
+    return SearchResult(sequences, scores, new_tokens=tuple(length - beginning for length in lengths))

@@ -6,7 +6,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.search.batch import BatchSearch
+from tightbeam.deploy.search.batch import BatchSearch, with_reasons
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.pool import Pool, best_of_pools
 from tightbeam.deploy.search.step import Step, only_first_beams
@@ -52,6 +52,12 @@ class PoolSearch(BatchSearch[list[Pool]]):
         best = max((score for score, _ in found), default=0)
         return [tokens for score, tokens in found if score == best]
 
+    def ended(self, index: int, row: Ints, token: int) -> Ints:
+        """Return the sequence of a sample's row int64 [T] that a token ends. As in transformers, an end token stands
+        for all: the first one."""
+        ends = self.places[index].options.eos_token_ids
+        return np.append(row, ends[0] if token in ends else token)
+
     def remove_final(self, last: Bools, cancelled: Bools) -> None:
         """Report the samples that are final, and remove them and the ``cancelled`` ones, bool [B].
 
@@ -60,5 +66,6 @@ class PoolSearch(BatchSearch[list[Pool]]):
         final = last | np.array([all(pool.done for pool in place.state) for place in self.places])
         for index in np.flatnonzero(final & ~cancelled).tolist():
             place = self.places[index]
-            self.callback.on_finished(place.number, best_of_pools(place.state, place.options))
+            result = best_of_pools(place.state, place.options, place.P)
+            self.callback.on_finished(place.number, with_reasons(result, place))
         self.remove(final | cancelled)

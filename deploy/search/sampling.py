@@ -25,9 +25,17 @@ class SampleSearch(BatchSearch[Floats]):
 
     The rows are the returned sequences. They share the source, and nothing else: a row never continues another. A row
     that has ended is padded until all rows of its sample have; then the sample is removed. There are no scores.
+
+    Attributes
+    ----------
+    ended : bool [B, M]
+        Rows that have ended.
+    new : int64 [B, M]
+        New tokens of each row.
     """
 
     ended: Bools
+    new: Ints
 
     def new_state(self, options: GenerationOptions, beginning: int) -> Floats:
         """The random numbers float64 [M, new tokens] of a sample."""
@@ -35,7 +43,7 @@ class SampleSearch(BatchSearch[Floats]):
         return np.stack([keyed.uniforms(sequence, count) for sequence in range(self.M)])
 
     def first_rows(self) -> dict[str, Array]:
-        return {"ended": np.zeros((1, self.M), np.bool_)}
+        return {"ended": np.zeros((1, self.M), np.bool_), "new": np.zeros((1, self.M), np.int64)}
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -48,10 +56,11 @@ class SampleSearch(BatchSearch[Floats]):
         self.feed_prompts(prompted, tokens, self.scores, self.parents, candidates.tokens)
         cancelled = self.cancelled(prompted, tokens[:, 0] if self.M == 1 else None)
         last = self.lengths + 1 == self.max_lengths
-        self.ended |= self.is_end(tokens) & ~prompted[:, None]
+        self.new += ~self.ended & ~prompted[:, None]
+        self.ended |= self.ends(tokens, np.arange(self.M) + np.zeros_like(tokens), prompted)
         finished = self.ended.all(axis=1) | last
         for index in np.flatnonzero(finished & ~cancelled).tolist():
-            self.report_rows(index, tokens[index])
+            self.report_rows(index, tokens[index], self.new[index])
         self.write(tokens, last)
         self.remove(finished | cancelled)
 

@@ -10,6 +10,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
 from tightbeam.deploy.generation.confidence import Confidence
 from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.endings import FinishReason
 from tightbeam.deploy.search.rows import Ranked, Rows
 from tightbeam.deploy.search.token_scores import Alternatives, Scored
 
@@ -122,6 +123,11 @@ class SearchResult:
         Each begins with the start token or the prompt. The best of a sample comes first.
     scores : float32 [B * num_return_sequences] or None
         None in greedy search and sampling.
+    finish_reasons : tuple of FinishReason
+        The reason why each sequence ended: "end_token", "stop_string", "length", or "cancelled" for the padding in the
+        place of a cancelled sample.
+    new_tokens : tuple of int
+        The number of new tokens of each sequence, its end token included.
     scored : Scored
         The facts about single tokens that were asked for.
     confidence : Confidence or None
@@ -137,6 +143,8 @@ class SearchResult:
     sequences: Ints
     scores: Floats | None
     scored: Scored = field(default_factory=Scored)
+    finish_reasons: tuple[FinishReason, ...] = ()
+    new_tokens: tuple[int, ...] = ()
 
     @property
     def token_scores(self) -> Floats | None:
@@ -172,7 +180,8 @@ class SearchResult:
         """
         own = slice(sample * returned, (sample + 1) * returned)
         scores = None if self.scores is None else self.scores[own]
-        return SearchResult(self.sequences[own], scores, self.scored.rows(own))
+        ends = self.finish_reasons[own], self.new_tokens[own]
+        return SearchResult(self.sequences[own], scores, self.scored.rows(own), *ends)
 
 
 def only_first_beams(M: int, size: int | None = None) -> Floats:

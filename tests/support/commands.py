@@ -24,6 +24,7 @@ SUMMARY = re.compile(
     r"(, real-time factor [\de.-]+)?; (?P<memory>[\d,]+) MB at most; "
     r"model loaded in (?P<load>[\d.]+) s"
 )
+DEFAULT_LENGTH = "note: outputs ended at 20 new tokens, the default length; pass --max-new-tokens for longer ones"
 
 
 @dataclass
@@ -38,13 +39,13 @@ class Done:
 
     @property
     def messages(self) -> list[str]:
-        """The lines on standard error, but for the summary that ends a run."""
-        return [line for line in self.err.splitlines() if not SUMMARY.fullmatch(line)]
+        """The lines on standard error, but for the summary that ends a run, and the note about the default length."""
+        return [line for line in self.err.splitlines() if not SUMMARY.fullmatch(line) and line != DEFAULT_LENGTH]
 
     def succeeded(self) -> Done:
-        """Assert that it printed nothing but the summary."""
+        """Assert that it printed nothing but the summary, and the note about the default length."""
         assert (self.code, self.messages) == (0, []), self.err
-        assert SUMMARY.fullmatch(self.err.rstrip("\n"))
+        assert SUMMARY.fullmatch(self.err.rstrip("\n").splitlines()[-1])
         return self
 
     def failed(self, *parts: str, code: int = 1) -> Done:

@@ -65,4 +65,4 @@ def transcribe(runner: Runner, features: Array, **settings: Any) -> Output:
     """The output of the windows of one file, each alone, joined."""
     samples = [runner.model.sample_of_features(number, own, settings) for number, own in enumerate(features)]
     found = runner.scheduler(sum(own.options.num_beams for own in samples)).run(samples)
-    return join([output_of(runner.model, found[own.number], own.options) for own in samples])
+    return join([output_of(runner.model, found[own.number], own) for own in samples])

@@ -49,7 +49,7 @@ def _outputs(runner: Runner, task: Task, name: str) -> list[Output]:
     samples = [make(number, row, settings) for number, row in enumerate(task.rows)]
     rows = BATCH * max(own.options.num_beams for own in samples)
     found = runner.scheduler(rows).run(samples)
-    return [output_of(runner.model, found[own.number], own.options, own.prompt_length) for own in samples]
+    return [output_of(runner.model, found[own.number], own) for own in samples]
 
 
 def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Array]:

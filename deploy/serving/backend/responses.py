@@ -16,15 +16,18 @@ from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refu
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
+    FINISH_REASON,
     FINISHED,
     INDEX,
     LANGUAGE,
     LANGUAGE_PROBABILITY,
+    NEW_TOKENS,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     PAGES,
     SCORES,
     SEGMENTS,
+    SOURCE_TOKENS,
     TEXT,
     TOKEN_SCORES,
 )
@@ -150,8 +153,9 @@ class Responder:
 def _part(event: Token | FoundSegment) -> Output:
     """Return the output of a response that precedes the last one of its row."""
     if isinstance(event, Token):
-        return Output([[event.token]], None, [event.text])
-    return Output([event.segment.tokens], None, [event.text], segments=[event.segment])
+        return Output([[event.token]], None, [event.text], new_tokens=1)
+    tokens = event.segment.tokens
+    return Output([tokens], None, [event.text], len(tokens), segments=[event.segment])
 
 
 def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
@@ -168,7 +172,8 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     -------
     dict
         TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and if a row has no score; OUTPUT_IDS
-        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; if they were asked for
+        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
+        SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
         SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
         float32 [b, 1], if a row has a language.
@@ -182,7 +187,12 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
     scored = all(output.scores is not None for output in outputs)  # a recording of several windows has no score
     scores = np.array([(output.scores or []) if scored else [] for output in outputs], np.float32)
+    ends: list[Sequence[str]] = [output.finish_reasons or [""] * S for output in outputs]
+    reasons = [[reason.encode() for reason in row] for row in ends]
     found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    found[FINISH_REASON] = np.array(reasons, np.object_)
+    found[SOURCE_TOKENS] = np.array([[output.source_tokens] for output in outputs], np.int32)
+    found[NEW_TOKENS] = np.array([[output.new_tokens] for output in outputs], np.int32)
     for name, records in (
         (SEGMENTS, [output.segments and segment_records(output.segments) for output in outputs]),
         (PAGES, [output.pages and page_records(output.pages) for output in outputs]),

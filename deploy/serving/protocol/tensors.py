@@ -8,6 +8,7 @@ __all__ = [
     "AUDIO",
     "AUDIO_FILE",
     "FINISHED",
+    "FINISH_REASON",
     "IMAGE",
     "INDEX",
     "INPUT_IDS",
@@ -15,11 +16,13 @@ __all__ = [
     "LANGUAGE_PROBABILITY",
     "LENGTHS",
     "MESSAGES",
+    "NEW_TOKENS",
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
     "PAGES",
     "SCORES",
     "SEGMENTS",
+    "SOURCE_TOKENS",
     "TEXT",
     "TOKEN_SCORES",
 ]
@@ -44,6 +47,13 @@ OUTPUT_IDS = "OUTPUT_IDS"
 """Output: int64 [b, S, T], token ids, padded."""
 OUTPUT_LENGTHS = "OUTPUT_LENGTHS"
 """Output: int32 [b, S], the lengths of OUTPUT_IDS without padding."""
+FINISH_REASON = "FINISH_REASON"
+"""Output: string [b, S], the reason why each sequence ended: end_token, stop_string or length. For a recording of
+several windows, or an image of several pages, the reason of the last one; empty for a recording of silence."""
+SOURCE_TOKENS = "SOURCE_TOKENS"
+"""Output: int32 [b, 1], the tokens of TEXT or INPUT_IDS that the model read; 0 for recordings and images."""
+NEW_TOKENS = "NEW_TOKENS"
+"""Output: int32 [b, 1], the tokens generated for a row, in all its sequences."""
 TOKEN_SCORES = "TOKEN_SCORES"
 """Output with ``return_token_scores``: float32 [b, S, T], of each token of OUTPUT_IDS, 0 for given ones and padding."""
 ALTERNATIVE_IDS = "ALTERNATIVE_IDS"

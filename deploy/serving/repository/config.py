@@ -14,6 +14,7 @@ from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_SCORES,
     AUDIO,
     AUDIO_FILE,
+    FINISH_REASON,
     FINISHED,
     IMAGE,
     INDEX,
@@ -22,11 +23,13 @@ from tightbeam.deploy.serving.protocol.tensors import (
     LANGUAGE_PROBABILITY,
     LENGTHS,
     MESSAGES,
+    NEW_TOKENS,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     PAGES,
     SCORES,
     SEGMENTS,
+    SOURCE_TOKENS,
     TEXT,
     TOKEN_SCORES,
 )
@@ -238,6 +241,9 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(SCORES, "TYPE_FP32", -1)
     put_output(OUTPUT_IDS, "TYPE_INT64", -1, -1)
     put_output(OUTPUT_LENGTHS, "TYPE_INT32", -1)
+    put_output(FINISH_REASON, "TYPE_STRING", -1)
+    put_output(SOURCE_TOKENS, "TYPE_INT32", 1)
+    put_output(NEW_TOKENS, "TYPE_INT32", 1)
     put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
     put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)

@@ -159,6 +159,7 @@ def test_only_the_first_line_may_begin_with_a_byte_order_mark(runner: Runner) ->
 
 def test_as_json_is_strict_json_on_one_line() -> None:
     result = InputResult(3, 2, sequences=[[2, 5], [2, 6]], scores=[-0.5, float("-inf")], texts=["a\nb\u2028", "雪"])
+    result.finish_reasons, result.source_tokens, result.new_tokens = ["end_token", "length"], 7, 2
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -172,6 +173,10 @@ def test_as_json_is_strict_json_on_one_line() -> None:
         "score": -0.5,
         "texts": ["a\nb\u2028", "雪"],
         "scores": [-0.5, None],
+        "finish_reason": "end_token",
+        "finish_reasons": ["end_token", "length"],
+        "source_tokens": 7,
+        "new_tokens": 2,
         "tokens": [2, 5],
         "sequences": [[2, 5], [2, 6]],
     }

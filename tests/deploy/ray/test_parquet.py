@@ -63,7 +63,8 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 def test_columns_have_their_types_whatever_the_rows_hold() -> None:
     """A table of errors alone is like one of results alone, so that they can be files of one dataset."""
-    good = InputResult(1, sequences=[[2, 5]], scores=[-0.5], texts=["five"], cut=3)
+    good = InputResult(1, sequences=[[2, 5]], scores=[-0.5], texts=["five"], cut=3, new_tokens=1, source_tokens=4)
+    good.finish_reasons = ["length"]
     bad = InputResult(2, error="empty text")
     rows = arrow.table({"id": [1]})
     first, second = (with_results(rows, [result], "made_") for result in (good, bad))
@@ -74,6 +75,9 @@ def test_columns_have_their_types_whatever_the_rows_hold() -> None:
             "made_text": "five",
             "made_score": -0.5,
             "made_tokens": [2, 5],
+            "made_finish_reason": "length",
+            "made_source_tokens": 4,
+            "made_new_tokens": 1,
             "made_error": None,
             "made_truncated": True,
         },
@@ -82,6 +86,9 @@ def test_columns_have_their_types_whatever_the_rows_hold() -> None:
             "made_text": None,
             "made_score": None,
             "made_tokens": None,
+            "made_finish_reason": None,
+            "made_source_tokens": 0,
+            "made_new_tokens": 0,
             "made_error": "empty text",
             "made_truncated": False,
         },
@@ -90,5 +97,7 @@ def test_columns_have_their_types_whatever_the_rows_hold() -> None:
 
 def test_several_sequences() -> None:
     result = InputResult(1, 2, sequences=[[1], [2]], scores=[-1.0, float("-inf")], texts=["a", "b"])
+    result.finish_reasons = ["length", "end_token"]
     (row,) = with_results(arrow.table({"id": [1]}), [result]).to_pylist()
+    assert row["finish_reasons"] == ["length", "end_token"]
     assert (row["text"], row["texts"], row["scores"], row["sequences"]) == ("a", ["a", "b"], [-1.0, None], [[1], [2]])

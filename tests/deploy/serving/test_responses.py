@@ -21,8 +21,8 @@ IDS = np.array([[5, 6, 2], [7, 8, 2]])
 
 def test_tensors_of_rows_of_several_lengths() -> None:
     outputs = [
-        Output([[2, 5, 6], [2, 9]], [-0.5, -1.5], ["a\u00e9", ""]),
-        Output([[2], [2, 7, 8, 9]], [-0.25, float("-inf")], ["\u96ea", "b"]),
+        Output([[2, 5, 6], [2, 9]], [-0.5, -1.5], ["a\u00e9", ""], 3, finish_reasons=["end_token", "length"]),
+        Output([[2], [2, 7, 8, 9]], [-0.25, float("-inf")], ["\u96ea", "b"], 3, source_tokens=4),
     ]
     arrays = tensors_of(outputs, 1)
     assert {name: (array.dtype, array.shape) for name, array in arrays.items()} == {
@@ -30,11 +30,16 @@ def test_tensors_of_rows_of_several_lengths() -> None:
         "SCORES": (np.dtype(np.float32), (2, 2)),
         "OUTPUT_IDS": (np.dtype(np.int64), (2, 2, 4)),
         "OUTPUT_LENGTHS": (np.dtype(np.int32), (2, 2)),
+        "FINISH_REASON": (np.dtype(object), (2, 2)),
+        "SOURCE_TOKENS": (np.dtype(np.int32), (2, 1)),
+        "NEW_TOKENS": (np.dtype(np.int32), (2, 1)),
     }
     assert arrays["TEXT"].tolist() == [["a\u00e9".encode(), b""], ["\u96ea".encode(), b"b"]]
     assert arrays["SCORES"].tolist() == [[-0.5, -1.5], [-0.25, float("-inf")]]
     assert arrays["OUTPUT_IDS"].tolist() == [[[2, 5, 6, 1], [2, 9, 1, 1]], [[2, 1, 1, 1], [2, 7, 8, 9]]]
     assert arrays["OUTPUT_LENGTHS"].tolist() == [[3, 2], [1, 4]]
+    assert arrays["FINISH_REASON"].tolist() == [[b"end_token", b"length"], [b"", b""]]
+    assert (arrays["SOURCE_TOKENS"].tolist(), arrays["NEW_TOKENS"].tolist()) == ([[0], [4]], [[3], [3]])
 
 
 def test_tensors_of_greedy_search_without_a_tokenizer() -> None:

@@ -53,10 +53,10 @@ def alone(runner: Runner, row: list[int], asked: dict[str, Any]) -> Output:
     settings = {name: json.loads(value) if str(value).startswith("[") else value for name, value in asked.items()}
     if "trie" in settings:
         settings["trie"] = runner.bundle.path.parent / "tries" / f"{settings['trie']}.trie"
-    options = runner.options(**settings)
+    sample = runner.sample(0, row, settings)
     if "decoder_input_ids" in settings:
         settings["decoder_input_ids"] = [settings["decoder_input_ids"]]
-    return output_of(runner.model, runner.generate([row], **settings), options)
+    return output_of(runner.model, runner.generate([row], **settings), sample)
 
 
 def assert_same(found: Output, expected: Output) -> None:

@@ -127,14 +127,13 @@ def run(
 
 def alone(runner: Runner, tokens: Sequence[int], settings: dict[str, Any]) -> Output:
     """The output of one source, run alone."""
-    options = runner.model.settings.options_for(len(tokens), settings)
-    ids = np.array([tokens])
-    found = runner.generate(ids, np.ones_like(ids), **settings)
-    return output_of(runner.model, found, options, len(tokens) if runner.decoder_only else 0)
+    sample = runner.model.sample(0, tokens, settings)
+    return output_of(runner.model, runner.generate([tokens], **settings), sample)
 
 
 def assert_same(found: Output, expected: Output) -> None:
     assert (found.sequences, found.texts) == (expected.sequences, expected.texts)
+    assert (found.finish_reasons, found.new_tokens) == (expected.finish_reasons, expected.new_tokens)
     if expected.scores is None or found.scores is None:
         assert found.scores is expected.scores
     else:
