@@ -465,7 +465,7 @@ class Runner:
         _check_texts_alone(self.options(**settings))
         tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
         sample = self.model.sample(0, tokens, settings)
-        found = output_of(self.model, self._run([sample], 1)[0], sample.options, sample.prompt_length)
+        found = output_of(self.model, self._run([sample], 1)[0], sample)
         return (found.texts or [""])[0]
 
     def stream_text(self, source: TextSource | Sequence[int], *, truncate: bool = False, **settings: Any) -> TextStream:

@@ -151,7 +151,7 @@ def _pieces(model: Model, sample: Sample, state: _State) -> Generator[str]:
     (only,) = ended
     if isinstance(only, FailedSample):
         raise only.error
-    output = output_of(model, only.result, sample.options, sample.prompt_length)
+    output = output_of(model, only.result, sample)
     assert output.texts is not None
     state.result = output
     if piece := detokenizer.rest(output.texts[0]):
