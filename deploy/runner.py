@@ -26,6 +26,7 @@ if __name__ == "__main__":
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.run import finished
-from tightbeam.deploy.inputs.sources import check_count, check_recordings
+from tightbeam.deploy.inputs.sources import check_count, check_list, check_recordings
 from tightbeam.deploy.inputs.text_stream import AsyncTextStream, TextStream
 from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
@@ -62,6 +63,7 @@ from tightbeam.deploy.search.callbacks import check_callback
 from tightbeam.deploy.text.rows import beginnings_of
 from tightbeam.deploy.text.token_ids import as_array, finite_float32
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
+from tightbeam.deploy.text.truncation import Side, Truncation
 
 __all__ = ["Runner"]
 
@@ -142,9 +144,13 @@ class Runner:
         BundleError
             The bundle, or a TensorRT engine in it, cannot be read, or cannot run on this machine.
         InputError
-            ``engine``, ``device`` or ``threads`` is unknown or out of range.
+            ``path`` is not a path, or ``engine``, ``device`` or ``threads`` is unknown or out of range.
         """
         check_choice(engine, device, threads)
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(
+                f"the bundle is {type(path).__name__}, expected the path of its folder; pass a str or a Path"
+            )
         bundle = Bundle.load(path, verify=verify, weights_later=True)
         try:
             return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
@@ -161,6 +167,16 @@ class Runner:
             The weights file was changed since the export, or cannot be read.
         """
         self.bundle.wait_for_weights()
+
+    def __dir__(self) -> list[str]:
+        """Return the public names, for ``dir(runner)``.
+
+        Returns
+        -------
+        list of str
+            The names without those of Python and of the implementation.
+        """
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
     def __repr__(self) -> str:
         about = self.manifest
@@ -241,7 +257,7 @@ class Runner:
         """
         return self.model.settings.options(**settings)
 
-    def encode(self, source: TextSource, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+    def encode(self, source: TextSource, *, truncate: Truncation = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source.
 
         Parameters
@@ -249,9 +265,11 @@ class Runner:
         source : str, or sequence of dict
             The text of a source, or of the prompt of a decoder-only model; or the messages of a conversation, as for
             `chat`.
-        truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise. The new tokens of
-            ``settings`` keep their positions when a prompt is cut. Of a conversation the oldest turns are left out.
+        truncate : bool or str
+            Cut a text that is longer than the model's positions, which is an error otherwise. True cuts the beginning
+            of a prompt of a decoder-only model, and the end of other sources; "left" or "right" names the side. Special
+            tokens that the tokenizer adds stay, and the new tokens of ``settings`` keep their positions. Of a
+            conversation the oldest turns are left out.
         **settings
             Arguments of ``model.generate``. They matter for prompts, and ``source_language`` for a translator.
 
@@ -352,11 +370,16 @@ class Runner:
         if decoder_input_ids is not None:
             beginnings = beginnings_of(decoder_input_ids, len(rows))
             each = [{**settings, "decoder_input_ids": beginning} for beginning in beginnings]
-        samples = [self.model.sample(index, ids, each[index], mask) for index, (ids, mask) in enumerate(rows)]
+        samples = []
+        for index, (ids, mask) in enumerate(rows):
+            try:
+                samples.append(self.model.sample(index, ids, each[index], mask))
+            except (GenerationError, InputError) as error:
+                raise (error.at(f"row {index}") if len(rows) > 1 else error) from None
         return self._generate(samples, callback)
 
     def generate_text(
-        self, texts: Sequence[TextSource], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+        self, texts: Sequence[TextSource], *, truncate: Truncation = False, batch_size: int = 8, **settings: Any
     ) -> list[str]:
         """Generate text from texts.
 
@@ -364,8 +387,9 @@ class Runner:
         ----------
         texts : sequence of str or of messages
             Sources of an encoder-decoder model, or prompts of a decoder-only model; or conversations, as for `chat`.
-        truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise.
+        truncate : bool or str
+            Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
+            a decoder-only model and else at the end; or "left" or "right".
         batch_size : int
             The most texts that run together.
         **settings
@@ -396,7 +420,7 @@ class Runner:
         return [text for output in found for text in output.texts or []]
 
     def generate_outputs(
-        self, texts: Sequence[TextSource], *, truncate: bool = False, batch_size: int = 8, **settings: Any
+        self, texts: Sequence[TextSource], *, truncate: Truncation = False, batch_size: int = 8, **settings: Any
     ) -> list[Output]:
         """Generate from texts like `generate_text`, and return token ids and scores beside the texts.
 
@@ -404,8 +428,9 @@ class Runner:
         ----------
         texts : sequence of str or of messages
             Sources of an encoder-decoder model, or prompts of a decoder-only model; or conversations, as for `chat`.
-        truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise.
+        truncate : bool or str
+            Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
+            a decoder-only model and else at the end; or "left" or "right".
         batch_size : int
             The most texts that run together.
         **settings
@@ -424,7 +449,7 @@ class Runner:
         """
         return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, truncate: bool = False, **settings: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, truncate: Truncation = False, **settings: Any) -> str:
         """Generate the next answer of a conversation.
 
         The prompt is ``tokenizer.apply_chat_template(messages, add_generation_prompt=True)`` of the checkpoint's own
@@ -436,9 +461,9 @@ class Runner:
             Messages with the fields ``role`` ("system", "user" or "assistant") and ``content``: a text, or a list of
             parts of the form ``{"type": "text", "text": ...}``. If the last message is the assistant's, the answer goes
             on from it, as with ``continue_final_message=True``.
-        truncate : bool
-            Leave out the oldest turns of a conversation that is longer than the model's positions less the new tokens,
-            which is an error otherwise. The system messages at the beginning stay.
+        truncate : bool or str
+            True or "left": leave out the oldest turns of a conversation that is longer than the model's positions less
+            the new tokens, which is an error otherwise. The system messages at the beginning stay.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -468,7 +493,9 @@ class Runner:
         found = output_of(self.model, self._run([sample], 1)[0], sample)
         return (found.texts or [""])[0]
 
-    def stream_text(self, source: TextSource | Sequence[int], *, truncate: bool = False, **settings: Any) -> TextStream:
+    def stream_text(
+        self, source: TextSource | Sequence[int], *, truncate: Truncation = False, **settings: Any
+    ) -> TextStream:
         """Generate from one text, and return its output in pieces, each as soon as no later token can change it.
 
         The pieces join to the text that `generate_text` returns. Greedy search and sampling give text with nearly
@@ -480,8 +507,9 @@ class Runner:
         source : str, sequence of dict, or sequence of int
             A source of an encoder-decoder model, or a prompt of a decoder-only model; the messages of a conversation,
             as for `chat`; or token ids.
-        truncate : bool
-            Cut a text that is longer than the model's positions, which is an error otherwise.
+        truncate : bool or str
+            Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
+            a decoder-only model and else at the end; or "left" or "right".
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -518,7 +546,7 @@ class Runner:
         return TextStream(self.model, self.sample(0, tokens, settings))
 
     def stream_text_async(
-        self, source: TextSource | Sequence[int], *, truncate: bool = False, **settings: Any
+        self, source: TextSource | Sequence[int], *, truncate: Truncation = False, **settings: Any
     ) -> AsyncTextStream:
         """Generate from one text like `stream_text`, for ``async for``. The event loop is never blocked.
 
@@ -528,7 +556,7 @@ class Runner:
         Parameters
         ----------
         source : str, sequence of dict, or sequence of int
-        truncate : bool
+        truncate : bool or str
         **settings
             The arguments of `stream_text`.
 
@@ -852,24 +880,25 @@ class Runner:
             raise InputError("this model reads images; pass them instead of token ids (Runner.read_images)")
 
     def _outputs(
-        self, texts: Sequence[TextSource], truncate: bool, batch_size: int, settings: Mapping[str, Any]
+        self, texts: Sequence[TextSource], truncate: Truncation, batch_size: int, settings: Mapping[str, Any]
     ) -> list[Output]:
-        if isinstance(texts, str) or not hasattr(texts, "__iter__"):
-            kind = "one string" if isinstance(texts, str) else type(texts).__name__
-            raise InputError(f"texts is {kind}, expected a list of strings; pass [text]")
+        check_list("texts", texts, "strings", "text")
         check_count("batch_size", batch_size, "texts")
         self.options(**settings)
         samples: list[Sample] = []
+        cuts: list[tuple[int, Side | None]] = []
         for index, text in enumerate(texts):
             try:
-                tokens, _ = self.encode(text, truncate=truncate, **settings)
+                tokens, cut = self.encode(text, truncate=truncate, **settings)
             except InputError as error:
                 raise InputError(f"text {index}: {error}") from None
+            cuts.append((cut, self.model.text.cut_side(text, truncate) if cut else None))
             samples.append(self.model.sample(index, tokens, settings))
         if not samples:
             return []
         found = self._run(samples, min(batch_size, len(samples)))
-        return [output_of(self.model, found[own.number], own) for own in samples]
+        outputs = (output_of(self.model, found[own.number], own) for own in samples)
+        return [replace(own, cut=cut, cut_side=side) for own, (cut, side) in zip(outputs, cuts, strict=True)]
 
     def _generate(self, samples: Sequence[Sample], callback: SearchCallback | None) -> SearchResult:
         """Run samples of the same settings together, and join their results."""
@@ -897,9 +926,7 @@ class Runner:
         return settings
 
     def _transcribed(self, recordings: Any, batch_size: int, settings: Mapping[str, Any]) -> list[OpenInput]:
-        if isinstance(recordings, str | bytes) or not hasattr(recordings, "__iter__"):
-            kind = "one string" if isinstance(recordings, str) else type(recordings).__name__
-            raise InputError(f"recordings is {kind}, expected a list of file names; pass [path]")
+        check_list("recordings", recordings, "file names", "path")
         if isinstance(recordings, np.ndarray) and recordings.ndim == 1 and recordings.dtype.kind == "f":
             raise InputError("recordings is one array of samples, expected a list of recordings; pass [samples]")
         check_count("batch_size", batch_size, "windows")

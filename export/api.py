@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.auto.workload import Workload
+from tightbeam.export.checkpoint.gguf_file import checkpoint_of
 from tightbeam.export.counts import OnCount, watched
 from tightbeam.export.option import with_keywords
 from tightbeam.export.options import ExportKeywords, ExportOptions
@@ -38,7 +39,7 @@ def export_model(
     Parameters
     ----------
     model
-        A bare alias (``bart-large-cnn``, ``demo``), a hub id, or a folder.
+        A bare alias (``bart-large-cnn``, ``demo``), a hub id, a folder, or a .gguf file.
     output
         The bundle's folder; by default ``<model>-<variant>`` in the current folder, followed by ``-fp16`` or ``-int8``
         for a precision, ``-cache-int8`` for a source cache in int8, and ``-global-<count>`` for tokens of global
@@ -88,9 +89,10 @@ def export_with(
     on_count: OnCount,
 ) -> Bundle:
     """Export a checkpoint: `export_model`, with its arguments, result and errors, but for options already checked."""
-    preparation = prepare(model, output, options)
-    on_step(STEPS[0])
-    from tightbeam.export.pipeline import run_export
+    with checkpoint_of(model) as checkpoint:
+        preparation = prepare(checkpoint, output, options)
+        on_step(STEPS[0])
+        from tightbeam.export.pipeline import run_export
 
-    with watched(on_count):
-        return run_export(preparation, options, on_step, on_table, on_note)
+        with watched(on_count):
+            return run_export(preparation, options, on_step, on_table, on_note)

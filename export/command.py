@@ -47,7 +47,7 @@ def export_model(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Alias (bart-large-cnn, demo), hub id (owner/name), or checkpoint folder."
+            metavar="MODEL", help="Alias (bart-large-cnn, demo), hub id (owner/name), checkpoint folder, or .gguf file."
         ),
     ],
     output: Annotated[

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 
 from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
-from tightbeam.export.checkpoint.files import read_files, with_global_tokens
+from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_global_tokens
+from tightbeam.export.checkpoint.gguf_file import checkpoint_of
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import check_memory_by_config, check_model, run_size, weight_itemsize
 from tightbeam.export.tables import megabytes, memory_table
@@ -27,7 +28,8 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     Parameters
     ----------
     model
-        An alias, a hub id, or a folder that has config.json; generation_config.json is read if it is there.
+        An alias, a hub id, a .gguf file, or a folder that has config.json; generation_config.json is read if it is
+        there.
     options
         The options of the export.
     show
@@ -40,7 +42,13 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
     PassError
         Kinds of cache do not go together.
     """
-    files = with_global_tokens(read_files(model, (CONFIG_FILE, GENERATION_FILE)), options.global_tokens)
+    with checkpoint_of(model) as checkpoint:
+        files = with_global_tokens(read_files(checkpoint, (CONFIG_FILE, GENERATION_FILE)), options.global_tokens)
+        _show(files, options, show)
+
+
+def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[RenderableType], None]) -> None:
+    """Show what an export of a checkpoint would make. Raises ExportError and PassError."""
     choice = options.choice()
     check_model(options, choice, files.sizes)
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tightbeam.deploy.commands._truncate import TruncateCommand, truncation_of
 from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.fields import FIELDS
@@ -32,8 +33,12 @@ HINTS = {
         "the bundle has one precision, which export-model --precision sets",
     ),
     **dict.fromkeys(("--model", "--bundle"), "the bundle is the first argument: run-model BUNDLE FILE"),
-    **dict.fromkeys(("--input", "--src", "--text"), "inputs are files, or - for standard input: run-model BUNDLE FILE"),
+    **dict.fromkeys(
+        ("--input", "--src", "--text"),
+        "inputs are files, or - for standard input: run-model BUNDLE FILE; --prompt TEXT for one text",
+    ),
     **dict.fromkeys(("--output-dir", "--out"), "results are written to --output"),
+    "--file": "the whole content of a file is one input with --prompt-file FILE, or with --document",
     "--output-format": "the format of the results is --format",
     "--vad-filter": "windows of silence are skipped by --silence-threshold-db",
     **dict.fromkeys(
@@ -54,7 +59,7 @@ def main() -> None:
     command_line(app, "run-model", HINTS)
 
 
-@app.command()
+@app.command(cls=TruncateCommand)
 def run_model(
     context: typer.Context,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder made by export-model.")],
@@ -130,12 +135,33 @@ def run_model(
         ),
     ] = None,
     document: Annotated[
-        bool, typer.Option("--document", help="Read each file as one input, in place of one input a line.")
+        bool,
+        typer.Option(
+            "--document",
+            help="Read each file as one input, in place of one input a line. A decoder-only model gets its line breaks "
+            "as they are, to the last; for other models the lines are joined by spaces.",
+        ),
+    ] = False,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Read FILE as the one input, exactly as it is; - is standard input."),
+    ] = None,
+    escapes: Annotated[
+        bool,
+        typer.Option(
+            "--escapes",
+            help=r"Read \n, \t and \r in lines and in --prompt as line breaks and tabs, and \\ as a backslash.",
+        ),
     ] = False,
     truncate: Annotated[
-        bool,
-        typer.Option("--truncate", help="Cut texts that are longer than the model's positions, in place of an error."),
-    ] = False,
+        str | None,
+        typer.Option(
+            "--truncate",
+            metavar="SIDE",
+            help="Cut texts that are longer than the model's positions, in place of an error: at their beginning "
+            "(left), the default for a decoder-only model, or at their end (right), the default for others.",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Inputs that run together, 8 by default; when one ends, the next joins."),
@@ -269,7 +295,10 @@ def run_model(
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option(help="Text that precedes the first window, such as names in their spelling; Whisper only."),
+        typer.Option(
+            help="The one input of a text model, in place of files. For Whisper: text that precedes the first window, "
+            "such as names in their spelling."
+        ),
     ] = None,
     prompt_condition_type: Annotated[
         str | None,
@@ -385,18 +414,27 @@ def run_model(
     # A parameter with the name of a generation setting is the option of that setting.
     settings = {field.name: context.params[field.name] for field in FIELDS if field.name in context.params}
     with _errors_in_one_line(FrontEnd("command line", settings)):
-        if ids and truncate:
+        cut = truncation_of(truncate)
+        if ids and cut:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         if batch_size is not None and max_rows is not None:
             raise InputError("--batch-size and --max-rows bound the same; leave one out")
+        if escapes and (ids or json_input is not None or prompt_file is not None or document):
+            raise InputError(
+                "--escapes is for lines of text and --prompt; leave it out: JSON has escapes, a file newlines"
+            )
+        if prompt_file is not None and (sources or prompt is not None or ids or json_input is not None):
+            raise InputError(
+                "--prompt-file is the one input, a text; leave other files, --prompt, --ids and --json-input out"
+            )
         result_format = _checked_format(result_format, json_lines=json_lines)
         subtitles = result_format if result_format in FORMATS else None
         if max_words_per_line is not None and not (return_token_timestamps and subtitles):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
         if stream and not subtitles:
             raise InputError("--stream writes subtitles as windows are done; pass --format srt or vtt, or leave it out")
-        given = _with_config(settings, generation_config)
-        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [STDIN]), "quiet": quiet}
+        given = _with_config({**settings, "prompt": None}, generation_config)
+        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [prompt_file or STDIN]), "quiet": quiet}
         common |= {"json_lines": result_format == "json", "engine": engine, "device": device, "threads": threads}
         if ray:
             from tightbeam.deploy.ray.partition import FieldNames
@@ -408,7 +446,7 @@ def run_model(
                 RayRun(
                     **common,
                     output=None if output == STDOUT else output,
-                    rows=RowSettings(given, ids, truncate, batch_size or 8, max_rows),
+                    rows=RowSettings(given, ids, cut, batch_size or 8, max_rows),
                     fields=FieldNames(json_input or text_field or "text", key_field, json_input is not None),
                     rows_each=partition_rows or 256,
                 )
@@ -424,8 +462,11 @@ def run_model(
                     output=output,
                     resume=resume,
                     force=force,
-                    line_format=LineFormat(ids=ids, field=json_input, truncate=truncate),
-                    document=document,
+                    line_format=LineFormat(
+                        ids=ids, field=json_input, truncate=cut, escapes=escapes, exact=prompt_file is not None
+                    ),
+                    document=document or prompt_file is not None,
+                    prompt=prompt,
                     settings=given,
                     batch_size=batch_size,
                     max_rows=max_rows,
@@ -474,6 +515,8 @@ def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
         raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
     if options["resume"] is not None or options["force"] or options["document"]:
         raise InputError("--resume, --force and --document are not for --ray; leave them out")
+    if options["escapes"] or options["prompt"] is not None or options["prompt_file"] is not None:
+        raise InputError("--escapes, --prompt and --prompt-file are not for --ray; leave them out, and pass files")
     if options["json_input"] is not None and options["text_field"] is not None:
         raise InputError("--json-input and --text-field both name the field of the text; leave one out")
 

@@ -19,7 +19,7 @@ from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished
-from tightbeam.deploy.inputs.sources import SourceReader, run_sources
+from tightbeam.deploy.inputs.sources import SourceReader, check_list, run_sources
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.text.token_ids import as_array
@@ -137,8 +137,7 @@ def run_images(
 
 def read_images(model: Model, images: Any, *, batch_size: int, settings: Mapping[str, Any]) -> list[Output]:
     """Generate for images, as `Runner.read_images` documents."""
-    if isinstance(images, str | bytes) or not hasattr(images, "__iter__"):
-        raise InputError(f"images is {type(images).__name__}, expected a list of images; pass [image]")
+    check_list("images", images, "images", "image")
     model.require_images()
     sources = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in images]
     found = []

@@ -11,6 +11,7 @@ from typing import Any
 from tightbeam.deploy.errors import JSON, CallerError, GenerationError, InputError
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
 __all__ = ["TRUNCATE", "in_json", "read_json_line", "read_settings", "settings_of_line"]
 
@@ -73,8 +74,8 @@ def read_settings(value: Any, field: str) -> dict[str, Any]:
 
 
 def settings_of_line(
-    own: Mapping[str, Any], common: Mapping[str, Any], truncate: bool, *, speech: bool = False
-) -> tuple[dict[str, Any], bool, list[str]]:
+    own: Mapping[str, Any], common: Mapping[str, Any], truncate: Truncation, *, speech: bool = False
+) -> tuple[dict[str, Any], Truncation, list[str]]:
     """Put the settings of a line above the settings of all lines.
 
     Parameters
@@ -84,7 +85,7 @@ def settings_of_line(
     common
         Settings of all lines.
     truncate
-        Whether texts are cut if the line does not say.
+        Whether, and at which side, texts are cut if the line does not say.
     speech
         True for a model with Whisper's settings.
 
@@ -92,7 +93,7 @@ def settings_of_line(
     -------
     settings : dict
         Layers, which remember their sources.
-    truncate : bool
+    truncate : bool or str
     notes : list of str
         One note for each setting of the line that has no effect.
 
@@ -102,9 +103,7 @@ def settings_of_line(
         A field has a wrong type. Its value is checked later, when the settings are resolved.
     """
     own = dict(own)
-    truncate = own.pop(TRUNCATE, truncate)
-    if not isinstance(truncate, bool):
-        raise InputError(f"truncate={reprlib.repr(truncate)} is neither true nor false; pass one of them")
+    truncate = checked_truncation(own.pop(TRUNCATE, truncate))
     if GENERATION_CONFIG in own:
         raise GenerationError(f"{GENERATION_CONFIG} is not a field of a line; write its settings into the line")
     effective, notes = remove_settings_without_effect(own, speech=speech, source=LINE)

@@ -11,10 +11,12 @@ from typing import Any
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.inputs.json_line import in_json, read_json_line, read_settings, settings_of_line
+from tightbeam.deploy.inputs.newlines import unescaped
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished, run_inputs
 from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.text.truncation import Truncation
 
 __all__ = ["LineFormat", "parse_ids", "run_lines"]
 
@@ -31,16 +33,22 @@ class LineFormat:
         The field that holds the text, the messages or the token ids of a line that is a JSON object. The other fields
         are settings.
         None for lines that are not JSON objects.
-    truncate : bool
-        Cut texts that are longer than the model's positions.
+    truncate : bool or str
+        Cut texts that are longer than the model's positions: True at the model's usual side, or "left" or "right".
     settings : str or None
         The field that holds the settings, in place of the other fields.
+    exact : bool
+        What is given as a line is a whole text, with its line breaks to the last; otherwise the line's end is left out.
+    escapes : bool
+        A line of text has the escapes of `unescaped`.
     """
 
     ids: bool = False
     field: str | None = None
-    truncate: bool = False
+    truncate: Truncation = False
     settings: str | None = None
+    exact: bool = False
+    escapes: bool = False
 
 
 def run_lines(
@@ -96,13 +104,18 @@ def run_lines(
     most = max_rows or batch_size * options.num_beams
     reader = _Reader(model, line_format, settings, most, options.num_return_sequences)
     reader.check(settings)
-    for done in finished(run_inputs(model, map(reader.read, _numbered(lines, first)), max_rows=most, typed=typed)):
+    for done in finished(
+        run_inputs(
+            model, map(reader.read, _numbered(lines, first, exact=line_format.exact)), max_rows=most, typed=typed
+        )
+    ):
         yield done.result
 
 
-def _numbered(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
+def _numbered(lines: Iterable[bytes], first: int, *, exact: bool) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(lines, start=first):
-        yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield number, line if exact else line.rstrip(b"\r\n")
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,9 @@ class _Reader:
             held = type(source).__name__
             raise InputError(f"{self.format.field} is {held}, expected a text or a list of messages; pass one of them")
         else:
+            source = unescaped(source) if self.format.escapes and isinstance(source, str) else source
             tokens, result.cut = self.model.text.encode(source, truncate=truncate, **settings)
+            result.cut_side = self.model.text.cut_side(source, truncate) if result.cut else None
         sample = self.model.sample(result.number, tokens, settings)
         result.returned = sample.options.num_return_sequences
         return OpenInput(result, [sample])

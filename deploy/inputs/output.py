@@ -13,6 +13,7 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import FinishReason, Scored, SearchResult
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText
+from tightbeam.deploy.text.truncation import Side
 
 __all__ = [
     "Output",
@@ -120,6 +121,10 @@ class Output:
         Tokens of the source, or of a decoder-only model's prompt; 0 for a recording or an image.
     by_default_length : bool
         True if a sequence ended at the length limit that counts if nobody sets one.
+    cut : int
+        Tokens of the source that ``truncate`` cut off.
+    cut_side : "left", "right" or None
+        The side at which they were; None if nothing was cut.
     """
 
     sequences: list[list[int]]
@@ -135,6 +140,8 @@ class Output:
     finish_reasons: list[FinishReason] | None = None
     source_tokens: int = 0
     by_default_length: bool = False
+    cut: int = 0
+    cut_side: Side | None = None
 
 
 def output_of(model: Model, found: SearchResult, sample: Sample) -> Output:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tightbeam.deploy.inputs.newlines import Newlines, spaced
 from tightbeam.deploy.inputs.output import Output, TextSegment, TokenAlternatives, TokenScores
 from tightbeam.deploy.search import FinishReason
+from tightbeam.deploy.text.truncation import Side
 
 __all__ = ["InputResult", "page_records", "segment_records"]
 
@@ -30,6 +32,8 @@ class InputResult:
         The fields of `Output`; empty, None, 0 or False if there is an error.
     cut : int
         Further tokens of the text, cut off because the model has no positions for them.
+    cut_side : "left", "right" or None
+        The side of the text at which they were; None if nothing was cut.
     error : str or None
         The reason why the line could not be run.
     notes : list of str
@@ -58,6 +62,7 @@ class InputResult:
     source_tokens: int = 0
     by_default_length: bool = False
     cut: int = 0
+    cut_side: Side | None = None
     error: str | None = None
     file: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -115,15 +120,21 @@ class InputResult:
         if self.pages is not None:
             record["pages"] = page_records(self.pages)
         if self.cut:
-            record["truncated"] = True
+            record |= {"truncated": True, "truncated_tokens": self.cut, "truncated_side": self.cut_side}
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
-    def as_text(self) -> str:
-        """Return the generated texts, or ids, one a line; for an error as many empty lines."""
+    def as_text(self, newlines: Newlines = spaced) -> str:
+        """Return the generated texts, or ids, one a line; for an error as many empty lines.
+
+        Parameters
+        ----------
+        newlines
+            Writes each text; by default with spaces in place of line breaks.
+        """
         if self.error is not None:
             return "\n" * (self.returned - 1)
         shown = self.texts if self.texts is not None else [" ".join(map(str, row)) for row in self.sequences]
-        return "\n".join(" ".join(text.splitlines()) for text in shown)
+        return "\n".join(map(newlines, shown))
 
 
 def segment_records(segments: Sequence[TextSegment]) -> list[dict[str, Any]]:

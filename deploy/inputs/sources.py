@@ -173,6 +173,13 @@ def check_count(name: str, count: Any, counted: str) -> None:
         raise InputError(f"{name}={count!r} is not a number of {counted}; pass 1 or more")
 
 
+def check_list(name: str, given: Any, held: str, each: str) -> None:
+    """Raise InputError unless the argument ``name`` is a list of ``held``, one of which is called ``each``."""
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
+        kind = "one string" if isinstance(given, str) else type(given).__name__
+        raise InputError(f"{name} is {kind}, expected a list of {held}; pass [{each}]")
+
+
 def check_recordings(recordings: Sequence[Any], name: str | None = None) -> list[str | bytes | Array]:
     """Check a caller's recordings, and return them in the form that readers take.
 

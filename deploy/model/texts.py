@@ -21,6 +21,7 @@ from tightbeam.deploy.text.decoder_rules import DecoderRules
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
+from tightbeam.deploy.text.truncation import Side, Truncation, checked_truncation, truncation_side
 
 __all__ = ["Texts"]
 
@@ -73,7 +74,7 @@ class Texts:
             )
         return self.chat_template
 
-    def encode(self, source: TextSource, *, truncate: bool = False, **settings: Any) -> tuple[list[int], int]:
+    def encode(self, source: TextSource, *, truncate: Truncation = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source; `Runner.encode` documents arguments, results and errors."""
         if not isinstance(source, str | list | tuple):
             raise InputError(f"a text is {type(source).__name__}, expected str or a list of messages; pass one")
@@ -82,18 +83,19 @@ class Texts:
         if self._about.image:
             raise InputError("this model reads images; pass them instead of text (Runner.read_images)")
         codec = self.require_tokenizer()
+        side = self.cut_side(source, truncate)
         if isinstance(source, str):
             _check_text(source)
             kind, ids = "text", codec.encode(source)
-            within: Callable[[int], list[int]] = partial(codec.truncate, source)
+            within: Callable[[int], list[int]] = partial(codec.truncate, source, side=side or "right")
         else:
             conversation = Conversation(check_messages(source), self.require_chat_template(), codec)
             kind, ids, within = "conversation", conversation.ids(), conversation.within
         limit, vocabulary = self._sizes.max_source, self._sizes.source_vocabulary
-        if truncate and self._sizes.decoder_only:
+        if side and self._sizes.decoder_only:
             limit = max(1, min(limit, self._longest_prompt(settings)))
         length = len(ids)
-        if length > limit and not truncate:
+        if length > limit and not side:
             problem = f"{kind} of {length} tokens is longer than {longest_source(self._sizes)}"
             truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
             raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
@@ -109,6 +111,14 @@ class Texts:
                 "remove the special token from it"
             )
         return ids, length - len(ids)
+
+    def cut_side(self, source: TextSource, truncate: Truncation) -> Side | None:
+        """Return the side at which a caller's ``truncate`` cuts a source; None if it cuts none. A conversation loses
+        its oldest turns. Raises InputError."""
+        checked, whole = checked_truncation(truncate), isinstance(source, str)
+        if checked == "right" and not whole:
+            raise InputError("truncate=right is for texts, and a conversation loses its oldest turns; pass left")
+        return truncation_side(checked, decoder_only=self._sizes.decoder_only or not whole)
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Check token ids as one source.

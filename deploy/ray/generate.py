@@ -14,6 +14,7 @@ from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
 __all__ = ["Generate", "assigned_cores", "load_text_runner"]
 
@@ -35,8 +36,9 @@ class Generate:
         Beginning of the names of the new columns.
     ids : bool
         The column holds lists of token ids, in place of texts.
-    truncate : bool
-        Cut texts that are longer than the model's positions, which is an error of the row otherwise.
+    truncate : bool or str
+        Cut texts that are longer than the model's positions, which is an error of the row otherwise: True at the
+        beginning for a decoder-only model and else at the end; or "left" or "right".
     batch_size : int
         Rows in the running batch, at most.
     max_rows : int, optional
@@ -78,7 +80,7 @@ class Generate:
         *,
         prefix: str = "generated_",
         ids: bool = False,
-        truncate: bool = False,
+        truncate: Truncation = False,
         batch_size: int = 8,
         max_rows: int | None = None,
         settings_column: str | None = None,
@@ -101,7 +103,9 @@ class Generate:
         effective, notes = remove_settings_without_effect(settings, speech=False)
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=2)
-        self._settings = RowSettings(effective, ids, truncate, batch_size, max_rows, settings_column)
+        self._settings = RowSettings(
+            effective, ids, checked_truncation(truncate), batch_size, max_rows, settings_column
+        )
         self._runner = load_text_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
         self._scoring = self._runner.options(**effective).scoring

@@ -10,6 +10,7 @@ from typing import Any
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.text.truncation import Truncation
 
 __all__ = ["RowSettings", "lines_of_values", "run_rows"]
 
@@ -24,8 +25,8 @@ class RowSettings:
         Arguments of ``model.generate``.
     ids : bool
         Rows are lists of token ids, in place of texts.
-    truncate : bool
-        Cut texts that are longer than the model's positions.
+    truncate : bool or str
+        Cut texts that are longer than the model's positions: True at the model's usual side, or "left" or "right".
     batch_size : int
         The most rows of a table that run together.
     max_rows : int or None
@@ -36,7 +37,7 @@ class RowSettings:
 
     generation: Mapping[str, Any] = field(default_factory=dict)
     ids: bool = False
-    truncate: bool = False
+    truncate: Truncation = False
     batch_size: int = 8
     max_rows: int | None = None
     field: str | None = None

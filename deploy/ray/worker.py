@@ -11,6 +11,7 @@ from typing import Any
 
 import tightbeam
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.inputs.newlines import escaped, spaced
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.generate import load_text_runner
 from tightbeam.deploy.ray.library import optional_library
@@ -180,7 +181,8 @@ class PartitionWorker:
     def _lines(self, results: list[InputResult], keys: list[Any]) -> list[str]:
         if self._job.json_lines:
             return json_lines(results, keys, self._job.fields)
-        return [result.as_text() for result in results]
+        newlines = escaped if self._runner.decoder_only else spaced
+        return [result.as_text(newlines) for result in results]
 
     def _parquet(self, partition: Partition, results: list[InputResult]) -> bytes:
         """Return a Parquet file with the rows' files and numbers, keys and results."""

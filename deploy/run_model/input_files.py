@@ -12,7 +12,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -194,7 +194,7 @@ class InputFiles:
         Names of files; ``-`` is standard input. An audio or image file is one input. The files of a folder are taken by
         `take_folders`, which has to be called if one is named.
     document : bool
-        Each file is one input, its lines joined by spaces.
+        Each file is one input, with its line breaks.
 
     Raises
     ------
@@ -272,6 +272,19 @@ class InputFiles:
             self._inside |= {str(path): path.relative_to(file.name).as_posix() for path in found}
             files += [_input(str(path)) for path in found]
         self._files = files
+
+    @classmethod
+    def of_text(cls, name: str, text: str) -> InputFiles:
+        """Return one text of the command line as a file with the name of its option."""
+        files = cls([])
+        files._files = [_File(name, [text.encode("utf-8", "surrogateescape")], whole=True)]
+        return files
+
+    def join_lines(self) -> None:
+        """Join the lines of each document by spaces."""
+        for place, file in enumerate(self._files):
+            if file.whole and not file.is_input and isinstance(file.lines, list):
+                self._files[place] = replace(file, lines=[b" ".join(text.splitlines()) for text in file.lines])
 
     def take_binary_files(self) -> None:
         """Take each file with a zero byte in its first lines as one input, whatever its name is, since a list of names
@@ -423,5 +436,5 @@ def _read(name: str, document: bool) -> _File:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}; pass a text file, or - for standard input") from None
     if document:
-        return _File(name, [b" ".join(data.splitlines())], whole=True)
+        return _File(name, [data], whole=True)
     return _File(name, list(io.BytesIO(data)))

@@ -13,6 +13,7 @@ from tightbeam.deploy.bundle.operators import operators_note
 from tightbeam.deploy.console import counted, printable, say
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.languages import names_of
+from tightbeam.deploy.generation.layers import COMMAND_LINE, with_source
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -21,6 +22,7 @@ from tightbeam.deploy.inputs.file_lines import file_lines, named_files
 from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.images import run_images
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines
+from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
@@ -50,6 +52,9 @@ from tightbeam.deploy.runner import Runner
 __all__ = ["FileRun", "run_files"]
 
 
+PROMPT = "--prompt"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileRun(RunOptions):
     """A run on this machine that the command line asks for.
@@ -65,6 +70,8 @@ class FileRun(RunOptions):
     line_format : LineFormat
     document : bool
         Each file is one input, in place of each line.
+    prompt : str or None
+        The input of a text model, in place of files; for Whisper, its setting ``prompt``.
     settings : mapping
         Settings of ``model.generate``.
     batch_size, max_rows : int or None
@@ -94,6 +101,7 @@ class FileRun(RunOptions):
     recording_file: str | None = None
     max_words: int | None = None
     stream: bool = False
+    prompt: str | None = None
 
     @property
     def target(self) -> str:
@@ -132,6 +140,14 @@ def run_files(run: FileRun) -> int:
     start = time.perf_counter()
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     load_seconds = time.perf_counter() - start
+    if run.prompt is not None and not runner.manifest.reads_text:
+        run = replace(run, settings=with_source({**run.settings, "prompt": run.prompt}, COMMAND_LINE))
+    elif run.prompt is not None:
+        if tuple(run.sources) != (STDIN,):
+            raise InputError("--prompt is the input of a text model, and a file is named too; leave one out")
+        exact = replace(run.line_format, exact=True)
+        files = InputFiles.of_text(PROMPT, run.prompt)
+        run = replace(run, sources=[PROMPT], document=True, line_format=exact)
     return _Run(run, files, runner).go(load_seconds)
 
 
@@ -155,9 +171,15 @@ class _Run:
     """A run with its model loaded. Raises InputError if the options do not fit the model."""
 
     def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
+        line_format = run.line_format
+        if run.document and not (line_format.exact or line_format.ids or line_format.field) and runner.decoder_only:
+            run = replace(run, line_format=replace(line_format, exact=True))
+        elif run.document and not line_format.exact:
+            files.join_lines()
         self._run, self._files, self._runner = run, files, runner
         self._shown = ExitStack()  # the file of subtitles that is being written
         self._writer: SubtitleWriter | None = None
+        self._escapes_noted = False
         whole = runner.is_speech or runner.reads_images
         by_name = whole and run.line_format.field is None
         accepts = (is_audio if runner.is_speech else is_image) if by_name else None
@@ -184,6 +206,7 @@ class _Run:
         files.check(kind)
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
+        self._newlines = self._choose_newlines()
         slower = operators_note(runner.bundle) if run.engine == "onnxruntime" else None
         self._note(*notes, *([slower] if slower else ()))
         self._unit = "file" if whole else "document" if run.document else "line"
@@ -236,7 +259,8 @@ class _Run:
         """Write a result in the requested format: in a folder to a file of its own."""
         run = self._run
         if run.subtitles is None:
-            line = result.as_json() if run.json_lines else result.as_text()
+            line = result.as_json() if run.json_lines else result.as_text(self._newlines)
+            self._note_escapes(result)
             if self._folder is not None:
                 self._write_file(self._folder, result, line)
                 return
@@ -272,6 +296,24 @@ class _Run:
             self._writer = SubtitleWriter(self._run.subtitles, self._run.max_words)
         self._file.write(self._writer.add(segments))  # in one call, so that Ctrl-C leaves whole subtitles
         self._file.flush()
+
+    def _choose_newlines(self) -> Newlines:
+        """Return how texts are written: one alone as it is, and others in a line each, a language model's without a
+        loss."""
+        run = self._run
+        one_document = run.document and self._files.count == 1 and run.resume is None
+        on_screen = _is_typed(run) and run.target == STDOUT and sys.stdout.isatty()
+        if (one_document or on_screen) and self._options.num_return_sequences == 1:
+            return kept
+        return escaped if self._runner.decoder_only else spaced
+
+    def _note_escapes(self, result: InputResult) -> None:
+        """Say once that newlines are written as escapes."""
+        if self._newlines is not escaped or self._run.json_lines or self._escapes_noted:
+            return
+        if any(text != escaped(text) for text in result.texts or ()):
+            self._escapes_noted = True
+            self._note(r"in a line of results a newline is written as \n, and a backslash as \\; --json has the texts")
 
     def _check_subtitles(self) -> None:
         run, several = self._run, self._files.count != 1
@@ -326,13 +368,14 @@ class _Run:
     def _check_kind(self) -> None:
         """Raise InputError for options or files that are for another kind of model."""
         line_format = self._run.line_format
-        text_only = line_format.ids or line_format.truncate or self._run.document
+        text_only = line_format.ids or line_format.truncate or line_format.escapes or self._run.document
         runner, files = self._runner, self._files
         self._kind = kind = (
             "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
         )
         if text_only and (runner.is_speech or runner.reads_images):
-            raise InputError(f"--ids, --truncate and --document are for text, this is {kind}; leave them out")
+            options = "--ids, --truncate, --escapes, --document and --prompt-file"
+            raise InputError(f"{options} are for text, this is {kind}; leave them out")
         if not runner.is_speech and self._run.recording_file is not None:
             raise InputError(f"--sound-input is for speech models, this is {kind}; leave it out")
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
@@ -394,8 +437,9 @@ class _Run:
             self._note(f"{about}{found} with probability {result.language_probability:.2f}")
         if result.error is None and result.cut:
             whole = result.source_tokens + result.cut
-            cut = f"cut from {whole:,} to {result.source_tokens:,} tokens, which the model has positions for"
-            self._note(f"{place}{cut}")
+            side = "beginning" if result.cut_side == "left" else "end"
+            counts = f"from {whole:,} to {result.source_tokens:,} tokens"
+            self._note(f"{place}cut at its {side} {counts}, which the model has positions for")
         if not self._run.json_lines and (result.token_scores or result.alternatives):
             self._note(f"{place}the scores of its tokens are left out; pass --json to see them")
 

@@ -43,10 +43,13 @@ def ragged_rows(input_ids: Any) -> list[list[int]] | None:
 def beginnings_of(decoder_input_ids: Any, count: int) -> list[list[Any]]:
     """Read the tokens that the output of each of ``count`` samples begins with. Raises InputError."""
     rows = decoder_input_ids.tolist() if hasattr(decoder_input_ids, "tolist") else decoder_input_ids
-    if isinstance(rows, list | tuple):
-        rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
-        if len(rows) == count and all(isinstance(row, list | tuple) for row in rows):
-            return [list(row) for row in rows]
-    raise InputError(
-        f"decoder_input_ids does not have {count} rows of token ids; pass one row for each row of input_ids"
-    )
+    fix = "pass a row of token ids for each row of input_ids"
+    if not isinstance(rows, list | tuple):
+        raise InputError(f"decoder_input_ids is {type(rows).__name__}, expected {count} rows of token ids; {fix}")
+    if len(rows) != count:
+        raise InputError(f"decoder_input_ids has {len(rows)} rows, expected {count}; {fix}")
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+    for index, row in enumerate(rows):
+        if not isinstance(row, list | tuple):
+            raise InputError(f"row {index} of decoder_input_ids is {type(row).__name__}, expected token ids; {fix}")
+    return [list(row) for row in rows]

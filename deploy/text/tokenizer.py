@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, InputError, first_line, is_panic
 from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
+from tightbeam.deploy.text.truncation import Side
 
 __all__ = ["TextCodec", "load_codec"]
 
@@ -31,8 +32,11 @@ class TextCodec(Protocol):
         """Return the token ids of an output text, without special tokens. Raises InputError."""
         ...
 
-    def truncate(self, text: str, length: int) -> list[int]:
-        """Return the token ids of a source text, cut to ``length``, special tokens included. Raises InputError."""
+    def truncate(self, text: str, length: int, side: Side = "right") -> list[int]:
+        """Return the token ids of a source text, cut to ``length`` at one side; special tokens are counted, and stay.
+
+        Raises InputError.
+        """
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -117,11 +121,11 @@ class _TokenizersCodec:
         with _one_line(_encoding_error):
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def truncate(self, text: str, length: int) -> list[int]:
+    def truncate(self, text: str, length: int, side: Side = "right") -> list[int]:
         with self._lock, _one_line(_encoding_error):
             if self._truncating is None:  # a copy, since truncation is a state of the tokenizer
                 self._truncating = self._tokenizer.from_str(self._tokenizer.to_str())
-            self._truncating.enable_truncation(length)
+            self._truncating.enable_truncation(length, direction=side)
             return list(self._truncating.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -167,8 +171,9 @@ class _TransformersCodec:
         with self._lock, _one_line(_encoding_error):
             return list(self._tokenizer(text_target=text, add_special_tokens=False, verbose=False).input_ids)
 
-    def truncate(self, text: str, length: int) -> list[int]:
+    def truncate(self, text: str, length: int, side: Side = "right") -> list[int]:
         with self._lock, _one_line(_encoding_error):
+            self._tokenizer.truncation_side = side
             return list(self._tokenizer(text, truncation=True, max_length=length).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import textwrap
 from collections.abc import Iterable
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tightbeam.export.checkpoint.config import (
     read_json,
     settings_file,
 )
+from tightbeam.export.checkpoint.weight_files import gguf_of
 from tightbeam.export.errors import ExportError, causes, first_line
 from tightbeam.export.families.base import Family
 
@@ -72,17 +75,19 @@ def load_model(family: Family, config: Any, folder: Path) -> Any:
     """
     model_class = getattr(transformers, family.architecture)
     try:
-        model, report = model_class.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=family.attention(model_class),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # reported below, with all other errors at once
-            output_loading_info=True,
-        )
+        with redirect_stderr(io.StringIO()) if gguf_of(folder) else nullcontext():  # its bar cannot be switched off
+            model, report = model_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=family.attention(model_class),
+                use_safetensors=True,
+                gguf_file=gguf_of(folder),
+                trust_remote_code=False,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # reported below, with all other errors at once
+                output_loading_info=True,
+            )
     except Exception as error:
         raise ExportError(
             f"{folder}: transformers cannot load it ({first_line(error)}); restore the checkpoint"

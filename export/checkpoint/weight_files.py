@@ -11,10 +11,12 @@ from safetensors import SafetensorError, safe_open
 from tightbeam.export.checkpoint.config import read_json
 from tightbeam.export.errors import ExportError, first_line
 
-__all__ = ["WEIGHTS_FILE", "check_weight_files"]
+__all__ = ["GGUF_FILE", "WEIGHTS_FILE", "check_weight_files", "gguf_of"]
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GGUF_FILE = "model.gguf"
+"""Link to the weights of a checkpoint that is a GGUF file."""
 
 
 def check_weight_files(folder: Path, architecture: str, hub_id: str | None = None) -> None:
@@ -36,6 +38,8 @@ def check_weight_files(folder: Path, architecture: str, hub_id: str | None = Non
     """
     if (folder / "adapter_config.json").exists():
         raise ExportError(f"{folder}: holds an adapter (adapter_config.json); merge it into the model and save that")
+    if gguf_of(folder):
+        return
     if (folder / WEIGHTS_FILE).exists():
         shards = {WEIGHTS_FILE}
     elif (folder / INDEX_FILE).exists():
@@ -63,6 +67,11 @@ def check_weight_files(folder: Path, architecture: str, hub_id: str | None = Non
             raise ExportError(
                 f"{folder / shard}: damaged or truncated safetensors file ({first_line(error)}); fetch it again"
             ) from error
+
+
+def gguf_of(folder: Path) -> str | None:
+    """The name of the GGUF file with a checkpoint's weights; None for safetensors."""
+    return GGUF_FILE if (folder / GGUF_FILE).exists() and not (folder / WEIGHTS_FILE).exists() else None
 
 
 def _conversion(architecture: str, folder: str) -> str:

@@ -271,7 +271,8 @@ def test_sizes_that_the_graphs_do_not_have(bundle: Path, tmp_path: Path, change:
     ("texts", "part"),
     [
         ("a small town", "one string, expected a list of strings; pass [text]"),
-        (b"a town", "a text is int"),
+        ({"a": "a small town"}, "texts is dict, expected a list of strings; pass [text]"),
+        (b"a town", "texts is bytes, expected a list of strings; pass [text]"),
         (["a town", 5], "text 1: a text is int, expected str"),
         ([None], "text 0: a text is NoneType"),
         ([b"a town"], "text 0: a text is bytes"),
@@ -281,7 +282,7 @@ def test_sizes_that_the_graphs_do_not_have(bundle: Path, tmp_path: Path, change:
         (["a town", LONG], "text 1: text of "),
         ([LONG], "longer than the model's 64 positions; shorten it, or cut it with --truncate (truncate=True)"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_invalid_texts_are_refused(runner: Runner, texts: Any, part: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -350,3 +351,16 @@ def test_two_decodings_at_once_share_no_buffer(bundles: BundleCache) -> None:
     assert engine.begin(ids, mask, 2, 5, 4)._caches is not kept
     first.close()
     assert engine.begin(ids, mask, 2, 5, 4)._caches is kept
+
+
+def test_public_names_alone_are_listed(runner: Runner) -> None:
+    assert set(dir(runner)) == {name for name in {*vars(Runner), *vars(runner)} if not name.startswith("_")}
+    assert {"generate_text", "load", "model", "cache_bytes"} <= set(dir(runner))
+
+
+@pytest.mark.parametrize("path", [None, 3, b"bundle", ["bundle"]])
+def test_a_path_of_another_type_is_refused(path: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        Runner.load(path)
+    expected = f"the bundle is {type(path).__name__}, expected the path of its folder; pass a str or a Path"
+    assert str(caught.value) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import reprlib
 
 from tightbeam.deploy.errors import InputError
 
@@ -11,7 +12,7 @@ __all__ = ["file_bytes"]
 
 ALPHABET = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n")
 HEAD = 64
-"""First bytes, which tell the two apart: the header of every supported format has a byte that base64 lacks."""
+"""First bytes, which tell the two apart: the header of every supported format has a byte that no text has."""
 
 
 def file_bytes(data: bytes, name: str, most: int) -> bytes:
@@ -21,9 +22,24 @@ def file_bytes(data: bytes, name: str, most: int) -> bytes:
     """
     if len(data) > most * 4 // 3 + 4:
         raise InputError(f"{name} has {len(data):,} bytes, expected {most:,} at most; send a smaller file")
-    if not data or not ALPHABET.issuperset(data[:HEAD]):
+    if not data:
+        return data
+    if not ALPHABET.issuperset(data[:HEAD]):
+        if _is_text(data[:HEAD]):
+            given = reprlib.repr(data[:HEAD].decode())
+            raise InputError(
+                f"{name} is the text {given}, expected the content of a file; send its bytes, or their base64"
+            )
         return data
     try:
         return base64.b64decode(data.replace(b"\n", b"").replace(b"\r", b""), validate=True)
     except binascii.Error as error:
         raise InputError(f"{name} is broken base64 ({error}); pass the bytes of a file, or their base64") from None
+
+
+def _is_text(data: bytes) -> bool:
+    """True for bytes that are printable text, such as the name of a file."""
+    try:
+        return data.decode().isprintable()
+    except UnicodeDecodeError:
+        return False

@@ -27,6 +27,7 @@ from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
+from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
@@ -104,7 +105,9 @@ class RequestParser:
             )
         name = _source_name(model, request)
         if truncate and name not in TEXTS:
-            raise InputError(f"truncate=True is for {' and '.join(TEXTS)}; leave it out, and pass {name} that fits")
+            raise InputError(
+                f"truncate={truncate} is for {' and '.join(TEXTS)}; leave it out, and pass {name} that fits"
+            )
         source = request.inputs[name]
         if not len(source):
             raise InputError(f"{name} has no row; expected at least one")
@@ -165,12 +168,10 @@ class RequestParser:
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
 
-    def _read_settings(self, parameters: str) -> tuple[dict[str, Any], bool]:
-        """Read the settings of a request, and whether to truncate its texts."""
+    def _read_settings(self, parameters: str) -> tuple[dict[str, Any], Truncation]:
+        """Read the settings of a request, and whether to truncate its texts, and at which side."""
         given = with_served_trie(_settings(parameters), self._tries)
-        truncate = given.pop("truncate", False)
-        if not isinstance(truncate, bool):
-            raise InputError(f"truncate={truncate!r} is neither true nor false; pass one of them")
+        truncate = checked_truncation(given.pop("truncate", False))
         settings, _ = remove_settings_without_effect(given, speech=self._model.has_windows, source=REQUEST)
         return settings, truncate
 

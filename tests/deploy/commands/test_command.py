@@ -110,6 +110,8 @@ NOT_SETTINGS = {
     "json_lines",
     "ids",
     "document",
+    "escapes",
+    "prompt_file",
     "truncate",
     "batch_size",
     "engine",
@@ -217,7 +219,7 @@ def test_truncate_prints_a_note(bundle: Path, call: Command, runner: Runner) -> 
     assert done.code == 0
     whole = len(runner.model.text.require_tokenizer().encode(long))
     assert done.messages == [
-        f"note: standard input, line 2: cut from {whole} to 64 tokens, which the model has positions for"
+        f"note: standard input, line 2: cut at its end from {whole} to 64 tokens, which the model has positions for"
     ]
     assert [record.get("truncated") for record in done.records] == [None, True]
     assert done.records[1]["text"] == runner.generate_text([long], truncate=True, max_new_tokens=5)[0]

@@ -269,7 +269,7 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
         (b'{"text": "a town", "num_beams": NaN}', "num_beams=nan"),
         (b'{"text": "a town", "num_beams": 2, "num_beams": 3}', "the field 'num_beams' stands twice"),
         (b'{"text": "a town", "max_length": 1e400}', "max_length=inf"),
-        (b'{"text": "a town", "truncate": "yes"}', "truncate='yes' is neither true nor false"),
+        (b'{"text": "a town", "truncate": "yes"}', "truncate='yes' is not true, false, left or right"),
         (b'{"text": "a town", "generation_config": {"num_beams": 2}}', "write its settings into the line"),
         (b'{"text": "a town", "language": "de"}', "language='de' .* it is for Whisper"),
         (b'{"txt": "a town"}', r"no field 'text' among \['txt'\]; expected a line such as"),

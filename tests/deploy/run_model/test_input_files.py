@@ -333,7 +333,7 @@ def test_quiet_prints_errors_only(bundle: Path, call: Command, tmp_path: Path) -
         f"note: output_scores=True (from {config}) has no effect here",
         f"note: top_p=0.9 (from {config}) has no effect here, since nothing is sampled",
     ]
-    assert len(done.messages) == 3 and "cut from" in done.messages[2]
+    assert len(done.messages) == 3 and "cut at its end from" in done.messages[2]
     quiet = call(*options, "--quiet", stdin=f"{long}\n".encode())
     assert (quiet.code, quiet.err, quiet.out) == (0, "", done.out)
     assert call(*options, "-q", stdin=b"\n").err.splitlines() == [

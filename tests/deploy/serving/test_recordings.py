@@ -162,7 +162,7 @@ def test_segments_of_windows_that_are_cut_are_streamed_in_their_order(whisper: R
     [
         (3, {}, "the recording is int64 .*expected the name of an audio file, or an array of samples"),
         ("no.wav", {}, "no.wav"),
-        (b"no sound", {}, "cannot be read as audio"),
+        (b"no sound\0", {}, "cannot be read as audio"),
         (np.zeros(9, np.float32), {"return_token_scores": True}, "return_token_scores"),
         (np.zeros(9, np.float32), {"batch_size": 0}, "batch_size=0 is not a number of windows"),
     ],
@@ -206,7 +206,11 @@ def test_silence_is_answered_without_a_step(whisper: Runner) -> None:
 WAV = file_of("WAV", 0.5, subtype="FLOAT")
 FAULTS: list[tuple[Request, str]] = [
     (file_request(1, b""), "the recording is empty, it has no bytes; expected a WAV"),
-    (file_request(1, b"no sound"), "the recording cannot be read as audio; expected a WAV, FLAC, OGG or MP3 file"),
+    (file_request(1, b"no sound\0"), "the recording cannot be read as audio; expected a WAV, FLAC, OGG or MP3 file"),
+    (
+        file_request(1, b"/data/talk-1.wav"),
+        "AUDIO_FILE is the text '/data/talk-1.wav', expected the content of a file; send its bytes, or their base64",
+    ),
     (file_request(1, WAV[:900]), "the recording is cut short, it has 900 bytes of 176,"),
     (file_request(1, WAV, b"fLaC" + bytes(99)), r"row 1: the recording cannot be read as audio \("),
     (

@@ -230,7 +230,7 @@ def test_wrong_input_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(InputError, match=r"pipe\.png is a pipe or a device, not a file; expected a PNG"):
         runner.read_images([tmp_path / "pipe.png"])
-    with pytest.raises(InputError, match="images is str, expected a list"):
+    with pytest.raises(InputError, match="images is one string, expected a list"):
         runner.read_images("a.png")
     with pytest.raises(GenerationError, match="encoder_no_repeat_ngram_size=2 is about a source's tokens"):
         runner.read_images(images(0), encoder_no_repeat_ngram_size=2)
@@ -259,7 +259,9 @@ def test_the_command_writes_a_line_for_each_file(
     done.failed("page.gif cannot be read as an image")
     assert [done.records[1]["tokens"], "error" in done.records[0]] == [expected[0], True]
     assert "float.tif has numbers of 32 bits as colours" in done.records[2]["error"]
-    run(folder, names[0], "--ids").failed("--ids, --truncate and --document are for text", code=1)
+    run(folder, names[0], "--ids").failed(
+        "--ids, --truncate, --escapes, --document and --prompt-file are for text", code=1
+    )
     run(folder, tmp_path / "a.wav").failed("a.wav is an audio file, and this is a model of images; pass an image file")
 
 

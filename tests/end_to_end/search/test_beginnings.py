@@ -64,8 +64,15 @@ def test_each_sample_gets_what_it_gets_alone(
 
 
 def test_errors_name_the_beginning(runner: Runner, bundles: BundleCache) -> None:
-    with pytest.raises(InputError, match="decoder_input_ids does not have 2 rows of token ids; pass one row for each"):
-        runner.generate([[5, 6], [7, 8]], decoder_input_ids=[[4]])
+    two = [[5, 6], [7, 8]]
+    with pytest.raises(InputError, match="decoder_input_ids has 1 rows, expected 2; pass a row of token ids for each"):
+        runner.generate(two, decoder_input_ids=[[4]])
+    with pytest.raises(InputError, match="decoder_input_ids is int, expected 2 rows of token ids"):
+        runner.generate(two, decoder_input_ids=4)
+    with pytest.raises(InputError, match="row 1 of decoder_input_ids is int, expected token ids"):
+        runner.generate(two, decoder_input_ids=[[4], 4])
+    with pytest.raises(GenerationError, match=r"^row 1: decoder_input_ids=\[-3\].* holds -3, which is outside the"):
+        runner.generate(two, decoder_input_ids=[[4], [-3]])
     with pytest.raises(GenerationError, match=r"decoder_input_ids=\[-3\].* holds -3, which is outside the vocabulary"):
         runner.generate([[5, 6]], decoder_input_ids=[[-3]])
     with pytest.raises(GenerationError, match=r"decoder_input_ids=\[\].* is not a list of token ids"):
