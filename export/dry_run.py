@@ -11,8 +11,9 @@ from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
 from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_global_tokens
 from tightbeam.export.checkpoint.gguf_file import checkpoint_of
+from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.options import ExportOptions
-from tightbeam.export.preparation import check_memory_by_config, check_model, run_size, weight_itemsize
+from tightbeam.export.preparation import check_memory_by_config, check_model, run_size
 from tightbeam.export.tables import megabytes, memory_table
 from tightbeam.graph_passes import PRESETS, same_for_all
 

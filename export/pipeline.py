@@ -27,7 +27,7 @@ from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.guard import guard
-from tightbeam.export.accuracy.parity import compare, sequences_of
+from tightbeam.export.accuracy.parity import check_loads, compare, sequences_of
 from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pair, speed_note, write_rounding_pair
 from tightbeam.export.accuracy.product_guard import forms_of, measure_products
 from tightbeam.export.accuracy.product_rows import product_rows
@@ -41,8 +41,9 @@ from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
+from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.options import ExportOptions
-from tightbeam.export.preparation import Preparation, check_memory, run_of, weight_itemsize
+from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
 from tightbeam.export.tables import caches_table, inexact_options, products_table
 from tightbeam.export.writing.bundle_files import write_files
@@ -218,6 +219,7 @@ def _rewrite(export: _Export) -> None:
     export.on_step(REWRITING)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
     if needs_guard(export.plan) or options.cache_precision is not None:
+        _try_precision(export)
         export.on_step(MEASURING_ATTENTION)
         activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
         plan, measured = guard(canonical, export.plan, activations, options.precision)
@@ -231,6 +233,13 @@ def _rewrite(export: _Export) -> None:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
     if options.precision != "int8":  # in int8, bytes are known when the graphs are quantised
         _check_memory(export, _weight_bytes(export))
+
+
+def _try_precision(export: _Export) -> None:
+    """Raise PassError now for what the precision refuses after the measurements, which are slow."""
+    precision, cache_precision = export.options.precision, export.options.cache_precision
+    if precision == "fp16" or cache_precision is not None:
+        to_precision(export.graphs, "fp32" if precision == "int8" else precision, cache_precision=cache_precision)
 
 
 def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) -> None:
@@ -318,6 +327,8 @@ def _write(export: _Export) -> Bundle:
             weight_threshold=options.weight_threshold,
         )
         _check_draft(folder, manifest)
+        if export.reference is None or export.exact is not None:  # else the comparison loads it now
+            check_loads(folder)
         del export.checkpoint, export.results
         error, float32 = _measure_precision(export, folder, manifest)
         if export.reference is None:

@@ -14,9 +14,11 @@ from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
+from tightbeam.export.checkpoint.tokenizer_files import tokenizer_files
 from tightbeam.export.choice import DEFAULT, Choice
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
+from tightbeam.export.machine_checks import check_machine, weight_itemsize
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
 from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, needs_guard, passes_of, plan_bytes, same_for_all, why_not
@@ -31,7 +33,6 @@ __all__ = [
     "prepare",
     "run_of",
     "run_size",
-    "weight_itemsize",
 ]
 
 
@@ -81,10 +82,29 @@ def prepare(
     check_target(target, force=options.force)
     files = with_global_tokens(read_files(model), options.global_tokens)
     check_model(options, choice, files.sizes)
+    if texts is not None:
+        check_calibration(files)
     run = run_size(files, options)
     check_whole(files)
     check_memory_by_config(files, choice, options, run)
+    check_machine(files, options, target, measures=_measures(options, choice, files.sizes.L))
     return Preparation(files, choice, target, texts)
+
+
+def check_calibration(files: CheckpointFiles) -> None:
+    """Raise ExportError if a checkpoint cannot take calibration texts."""
+    if files.family.is_speech:
+        raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
+    if files.family.reads_images:
+        raise ExportError("this model reads images, and is measured on drawn pages; leave --calibration out")
+    if not tokenizer_files(files.path):
+        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave --calibration out")
+
+
+def _measures(options: ExportOptions, choice: Choice, layers: int) -> bool:
+    """Return whether an export measures errors on samples, the comparison with torch aside."""
+    guarded = choice.preset is None or needs_guard(same_for_all(choice.preset, layers, ""))
+    return guarded or options.precision == "int8" or options.cache_precision is not None
 
 
 def _check_rates(options: ExportOptions) -> None:
@@ -117,6 +137,11 @@ def check_model(options: ExportOptions, choice: Choice, sizes: Sizes) -> None:
             raise ExportError(
                 f"--calibration is for what is measured, and variant {choice.name} is exact; leave it out"
             )
+        if options.weight_threshold and choice.preset.source == "kv-per-beam":
+            raise ExportError(
+                "--weight-threshold needs a source cache that is read by an operator of plugins/, and kv-per-beam is "
+                f"not; use --variant {DEFAULT}, or leave it out"
+            )
     if options.max_new_tokens is not None and options.max_new_tokens >= sizes.max_target:
         raise ExportError(
             f"max_new_tokens={options.max_new_tokens} and the start token exceed the model's {sizes.max_target} "
@@ -143,11 +168,6 @@ def run_of(options: ExportOptions, family: Family, sizes: Sizes, defaults: Mappi
     return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
 
 
-def weight_itemsize(precision: str) -> int:
-    """Bytes of a number in products and embeddings; in int8, scales, biases and norms need more."""
-    return 1 if precision == "int8" else itemsize(precision)
-
-
 def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
     """Raise ExportError if the memory limit is below what the config's sizes need, a lower bound."""
     limit, weights = options.workload.memory_limit, files.family.weights(files.declared)
@@ -163,8 +183,9 @@ def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: Expo
 def check_memory(limit: int | None, weight_bytes: int, plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> None:
     """Raise ExportError if weights and the caches of a plan exceed the memory limit, in bytes."""
     needed = weight_bytes + sum(plan_bytes(plan, sizes, run))
-    if limit is not None and needed > limit:
-        raise ExportError(
-            f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; pass --variant auto, which takes "
-            "a variant that fits if there is one, or a smaller --batch-size"
-        )
+    if limit is None or needed <= limit:
+        return
+    fix = "pass --variant auto, which takes a variant that fits if there is one, or a smaller --batch-size"
+    if weight_bytes >= limit:
+        fix = f"the weights alone have {weight_bytes:,}: raise --memory-limit, or lower --precision"
+    raise ExportError(f"weights and caches need {needed:,} bytes, over the limit of {limit:,}; {fix}")

@@ -19,21 +19,15 @@ def calibration_samples(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -
     checkpoint
         The model.
     texts
-        Calibration texts; None for the built-in ones.
+        Calibration texts of a model that reads text; None for the built-in ones.
 
     Raises
     ------
     ExportError
-        The checkpoint cannot take calibration texts, or no text fits.
+        No text fits.
     """
     if texts is None:
         return samples_of(checkpoint)
-    if checkpoint.family.is_speech:
-        raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
-    if checkpoint.family.reads_images:
-        raise ExportError("this model reads images, and is measured on drawn pages; leave --calibration out")
-    if checkpoint.tokenizer is None:
-        raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave the file out")
     samples = samples_of(checkpoint, texts)
     if isinstance(samples, TextSamples) and samples.as_ids:
         raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
@@ -62,7 +56,7 @@ def calibrate(
     Raises
     ------
     ExportError
-        The checkpoint cannot take calibration texts, no text fits, or torch cannot generate.
+        No text fits, or torch cannot generate.
     """
     samples = calibration_samples(checkpoint, texts)
     with encoded_once(checkpoint):

@@ -6,6 +6,7 @@ The bundle runs in a process without torch, by the command that its users run.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,13 +21,21 @@ from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError
 
-__all__ = ["TIE_TOLERANCE", "compare", "is_exact", "sequences_of"]
+__all__ = ["TIE_TOLERANCE", "check_loads", "compare", "is_exact", "sequences_of"]
 
 SCORE_TOLERANCE = 1e-3
 """Largest difference of a sequence score, per unit of score. The tokens decide; this finds a score that is wrong
 rather than rounded (1e-4 was seen with torch itself, on ill-conditioned random weights)."""
 TIE_TOLERANCE = 1e-6
 """Two sequences whose scores differ by less, per unit of score, are equally good in float32."""
+LOAD = """
+import sys
+from tightbeam.deploy import BundleError, Runner
+try:
+    Runner.load(sys.argv[1], threads=1)
+except BundleError as error:
+    sys.exit(f"error: {error}")
+"""
 INPUT = "input"
 """Field of a JSON line that holds the sample; the other fields are settings."""
 
@@ -148,6 +157,23 @@ def _score_error(record: dict[str, Any], expected: Generation, index: int, as_id
     return difference
 
 
+def check_loads(folder: Path) -> None:
+    """Raise ExportError if no runner can load a bundle, which is complete but for its comparison."""
+    command = [sys.executable, "-c", LOAD, str(folder)]
+    _check_done(run_counted(command, lambda number, line: None))
+
+
+def _check_done(done: subprocess.CompletedProcess[bytes]) -> None:
+    """Raise ExportError if a process that ran the bundle failed."""
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1])
+        raise ExportError(
+            f"the finished bundle does not run: {reason}; there is no new bundle: please report this with the "
+            "checkpoint's config.json, unless memory or the disk is full"
+        )
+
+
 def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, list[dict[str, Any]]]]:
     """The command's JSON record of each sample under each setting, all from one run of the command."""
     samples, B = reference.samples, len(reference.samples.rows)
@@ -160,13 +186,7 @@ def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, li
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         count("loading the bundle")
         done = run_counted(command, lambda number, _: count("sequences compared", number, len(lines)), text.encode())
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        reason = next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), said[-1])
-        raise ExportError(
-            f"the finished bundle does not run: {reason}; there is no new bundle: please report this with the "
-            "checkpoint's config.json, unless memory or the disk is full"
-        )
+    _check_done(done)
     records = [json.loads(line) for line in done.stdout.decode().splitlines()]
     if len(records) != len(lines):
         raise ExportError(f"the bundle gave {len(records)} results for {len(lines)} inputs")

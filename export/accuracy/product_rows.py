@@ -89,10 +89,12 @@ def product_rows(
             raise
         reason = reason_of(error)
         if reason.startswith("BeamTopK: logits["):
-            raise ExportError(f"the model's scores are NaN or infinite ({reason}); nothing can be measured") from error
+            raise ExportError(
+                f"the model's scores are NaN or infinite ({reason}); restore or retrain the checkpoint"
+            ) from error
         raise ExportError(
             f"ONNX Runtime {ort.__version__} cannot run the float32 graphs to measure their products: {reason}; "
-            "take --precision fp32"
+            "please report this with the checkpoint's config.json, unless memory is full"
         ) from error
 
 

@@ -295,5 +295,5 @@ def _errors_as_ours() -> Iterator[None]:
     except (ValueError, IndexError, RuntimeError) as error:
         raise ExportError(
             f"torch cannot generate with this checkpoint: {first_line(error)}; fix its generation_config.json, "
-            "or export with --no-check"
+            "or export with --variant dedup and --no-check, without --cache-precision"
         ) from error

@@ -94,17 +94,9 @@ class SpeechSamples:
     as_ids = False
 
     def inputs(self, folder: Path) -> tuple[str, ...]:
-        """Inputs of JSON lines for ``run-model``: paths of audio files, written into ``folder``.
+        """Inputs of JSON lines for ``run-model``: paths of audio files, written into ``folder``."""
+        import soundfile  # that it can be imported was checked before the export began
 
-        Raises ExportError without the package soundfile.
-        """
-        try:
-            import soundfile
-        except (ImportError, OSError):
-            raise ExportError(
-                "comparing a speech model needs the package soundfile; pip install 'tightbeam[audio]', or export "
-                "with --no-check"
-            ) from None
         paths = [folder / f"{index}.wav" for index in range(len(self.rows))]
         for path, row in zip(paths, self.rows, strict=True):
             soundfile.write(path, row, self.rate_hz)

@@ -28,6 +28,7 @@ from tightbeam.export.checkpoint.resolve import (
     hub_id_of,
     resolve,
 )
+from tightbeam.export.checkpoint.tokenizer_files import tokenizer_files
 from tightbeam.export.checkpoint.weight_files import check_weight_files
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
@@ -120,8 +121,9 @@ def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
 
 
 def check_whole(files: CheckpointFiles) -> None:
-    """Raise ExportError if weight files or a speech model's feature settings are missing or damaged."""
+    """Raise ExportError if files of weights, of a tokenizer or of feature settings are missing or damaged."""
     hub_id = files.source if "/" in files.source else None
+    tokenizer_files(files.path)
     check_weight_files(files.path, files.family.architecture, hub_id)
     if files.family.feature_config is not None:
         feature_settings(files.path, files.family.feature_config)

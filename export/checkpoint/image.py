@@ -108,24 +108,15 @@ class ImageSamples:
 
 
 def image_samples(checkpoint: Checkpoint) -> ImageSamples:
-    """Drawn pages: dark strokes in lines on light paper with a gradient of colour, and some noise.
-
-    Raises ExportError without the package pillow.
-    """
+    """Drawn pages: dark strokes in lines on light paper with a gradient of colour, and some noise."""
     own = image_processor(checkpoint)
     generator = np.random.default_rng(0)
     rows = tuple(_page(generator, height, width) for height, width in SHAPES)
-    try:
-        with quiet_transformers():
-            # The one on pillow wherever torchvision is installed too: they resize differently.
-            processor_class = getattr(transformers, f"{own.kind}ImageProcessorPil")
-            processor = processor_class.from_pretrained(checkpoint.path, local_files_only=True)
-            made = processor(list(rows), input_data_format="channels_last", return_tensors="pt")
-    except ImportError:
-        raise ExportError(
-            "comparing a model that reads images needs the package pillow; pip install 'tightbeam[image]', or export "
-            "with --no-check"
-        ) from None
+    with quiet_transformers():
+        # The one on pillow wherever torchvision is installed too: they resize differently.
+        processor_class = getattr(transformers, f"{own.kind}ImageProcessorPil")
+        processor = processor_class.from_pretrained(checkpoint.path, local_files_only=True)
+        made = processor(list(rows), input_data_format="channels_last", return_tensors="pt")
     if isinstance(own, PatchProcessor):
         return ImageSamples(rows, made.flattened_patches, made.attention_mask.long())
     return ImageSamples(rows, made.pixel_values)

@@ -70,9 +70,9 @@ def load_files(files: CheckpointFiles) -> Checkpoint:
     family, folder = files.family, files.path
     with quiet_transformers():
         config = load_config(family, files.config_json, folder)
+        tokenizer = load_tokenizer(folder, family.sizes(config).source_vocabulary)  # before the weights: it may fail
         model = load_model(family, config, folder)
         sizes = family.sizes(model.config)
-        tokenizer = load_tokenizer(folder, sizes.source_vocabulary)
     return Checkpoint(
         name=files.name,
         source=files.source,

@@ -13,25 +13,12 @@ from tightbeam.deploy.bundle.manifest import TokenizerEntry
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.checkpoint.quiet import PanicError, panics_as_errors
 from tightbeam.export.checkpoint.sample_texts import TOKENIZER_TEXTS
+from tightbeam.export.checkpoint.tokenizer_files import tokenizer_files
 from tightbeam.export.errors import ExportError, first_line
 
 __all__ = ["load_tokenizer", "write_tokenizer"]
 
 FOLDER = "tokenizer"
-TOKENIZER_SETS: tuple[tuple[str, ...], ...] = (
-    ("tokenizer.json",),
-    ("vocab.json", "merges.txt"),
-    ("vocab.json", "source.spm", "target.spm"),
-    ("vocab-src.json", "vocab-tgt.json", "merges.txt"),
-    ("spiece.model",),
-    ("sentencepiece.bpe.model",),
-    ("sentencepiece.model",),
-    ("tokenizer.model",),
-    ("vocab.txt",),
-    ("prophetnet.tokenizer",),
-)
-"""Complete tokenizers, each by its files; a folder with some of these files and no complete set is broken."""
-TOKENIZER_SIGNS = {name for files in TOKENIZER_SETS for name in files} | {"tokenizer_config.json"}
 CLEAN_UP = (
     *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
     *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
@@ -54,14 +41,8 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
     ExportError
         The tokenizer is incomplete, cannot be read, panics, or belongs to another model.
     """
-    present = {name for name in TOKENIZER_SIGNS if (folder / name).exists()}
-    if not present:
+    if not tokenizer_files(folder):
         return None
-    if not any(present.issuperset(files) for files in TOKENIZER_SETS):
-        raise ExportError(
-            f"{folder}: an incomplete tokenizer ({', '.join(sorted(present))}); restore its vocabulary files, "
-            "or remove these to export without a tokenizer"
-        )
     try:
         with panics_as_errors():
             tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -70,6 +51,8 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Any | None:
             ids = dict(tokenizer.get_vocab())
             sample = tokenizer("a text")["input_ids"]
             tokenizer.decode(sample, skip_special_tokens=True)
+            for text in TOKENIZER_TEXTS:  # what would fail when the bundle is written fails now
+                tokenizer.decode(tokenizer(text, verbose=False)["input_ids"], skip_special_tokens=True)
     except Exception as error:  # the readers behind it raise anything, bare Exception included
         raise ExportError(
             f"{folder}: the tokenizer cannot be read ({_reason(folder, error)}, or remove them to export without a "

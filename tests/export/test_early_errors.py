@@ -44,7 +44,7 @@ def test_errors_come_before_torch_is_imported(
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     bart, led = str(checkpoints("bart")), str(checkpoints("led"))
-    names = ("family", "untyped", "cut", "heads", "pickled", "list")
+    names = ("family", "untyped", "cut", "heads", "pickled", "list", "vocabulary")
     edited = {name: checkpoints.copy(tmp_path / name, "bart") for name in names}
     (edited["untyped"] / "config.json").write_text("{}")
     edit_json(edited["family"] / "config.json", model_type="bert")
@@ -54,6 +54,9 @@ def test_errors_come_before_torch_is_imported(
     (edited["pickled"] / "model.safetensors").rename(edited["pickled"] / "pytorch_model.bin")
     whisper = checkpoints.copy(tmp_path / "whisper", "whisper")
     (whisper / "preprocessor_config.json").unlink()
+    (edited["vocabulary"] / "tokenizer_config.json").write_text("{}")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the harbour bridge")
     target = ["--output", str(tmp_path / "out")]
     cases: list[tuple[list[str], str]] = [
         ([bart, "--output", str(tmp_path / "taken")], "exists and is not a bundle, so --force cannot replace it"),
@@ -92,6 +95,12 @@ def test_errors_come_before_torch_is_imported(
         ([str(edited["heads"]), *target], "d_model 36 is not divisible by decoder_attention_heads 5"),
         ([str(edited["pickled"]), *target], "pickled weights are not read"),
         ([str(whisper), *target], "preprocessor_config.json: not readable as JSON"),
+        (
+            [bart, *target, "--calibration", str(texts), "--variant", "el"],
+            "no tokenizer to read calibration texts with",
+        ),
+        ([str(edited["vocabulary"]), *target], "an incomplete tokenizer (tokenizer_config.json)"),
+        ([bart, *target, "--variant", "baseline", "--weight-threshold", "0.1"], "kv-per-beam is not; use --variant"),
         ([str(checkpoints("llama")), *target, "--variant", "el"], "variant el cannot be used with rotary positions"),
     ]
     done = subprocess.run(

@@ -214,8 +214,6 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
         calibrate(checkpoint, long[:1])
     with pytest.raises(ExportError, match="--calibration is for what is measured, and variant dedup is exact"):
         export_model(checkpoints("bart"), tmp_path / "out", variant="dedup", calibration=path)
-    with pytest.raises(ExportError, match="no tokenizer"):
-        calibrate(load_checkpoint(checkpoints("bart")), ("a text",))
 
 
 def test_unfit_texts_are_refused_before_minutes_of_work(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -225,7 +223,7 @@ def test_unfit_texts_are_refused_before_minutes_of_work(checkpoints: CheckpointC
         steps: list[str] = []
         with pytest.raises(ExportError, match=reason):
             export_model(checkpoints(family), tmp_path / "out", variant="el", calibration=path, on_step=steps.append)
-        assert steps == ["loading"]
+        assert not steps
 
 
 def test_generations_of_the_comparison_are_used_for_the_same_texts(
