@@ -19,6 +19,7 @@ from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle.manifest import ParityReport, QuantizedEntry
 from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export import ExportError, export_model, pipeline
+from tightbeam.export.accuracy import precision_error
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
 from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_products
 from tightbeam.export.options import ExportOptions
@@ -243,11 +244,11 @@ def test_scores_without_a_number_name_the_options_that_made_them(
     """Only products in int8 are timed: nothing reads the times of the others."""
     commands: list[list[str]] = []
 
-    def compared(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+    def compared(command: list[str], *_: Any) -> subprocess.CompletedProcess[bytes]:
         commands.append(command)
         return subprocess.CompletedProcess(command, 0, b'{"error": Infinity, "steps": 4, "differing": 4}', b"")
 
-    monkeypatch.setattr(subprocess, "run", compared)
+    monkeypatch.setattr(precision_error, "run_counted", compared)
     manifest = Bundle.load(bundles("dedup", precision=precision, cache_precision=cache_precision)).manifest
     said = rf"^in this precision the model's scores are NaN or infinite: [^\n]+; {fix}$"
     with pytest.raises(ExportError, match=said):
