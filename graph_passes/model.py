@@ -126,10 +126,18 @@ class ModelGraphs:
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """layer and head of each cross-attention that follows the audio (Whisper)"""
+    prompt: gs.Graph | None = None
+    """the graph that encodes a part of a prompt behind cached positions; None before ``prompt_parts``, and if there
+    cannot be one"""
 
     def window(self, layer: int) -> int:
         """Attention window of a layer in positions, 0 for none."""
         return self.windows[layer] if self.windows else 0
+
+    def named(self) -> dict[str, gs.Graph]:
+        """The graphs by the names of their files in a bundle."""
+        prompt = {} if self.prompt is None else {"prompt": self.prompt}
+        return {"encoder": self.encoder, "decoder": self.decoder, **prompt}
 
     def copy(self) -> ModelGraphs:
         """Copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""

@@ -9,9 +9,9 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  if asked for: not exact
-    to_precision        lower_precision for half precision; else encoder_attention, quantize and normalize_rows for
-                        int8, linear, flat_rows, and quantize_source for an int8 source cache: half precision and
-                        integers are not exact
+    to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
+                        normalize_rows for int8, linear, flat_rows, and quantize_source for an int8 source cache,
+                        else prompt_parts: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
                         on the written messages, to_plugin_nodes
 
@@ -29,7 +29,9 @@ from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
+from tightbeam.graph_passes.cleanup.prompt_attention import prompt_attention
 from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
+from tightbeam.graph_passes.cleanup.prompt_parts import prompt_parts
 from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
@@ -134,8 +136,8 @@ def to_precision(
     if precision not in ("fp32", "int8"):
         return _run(_precision_passes(precision), graphs)
     integers: list[Pass] = [partial(quantize, forms=forms), normalize_rows] if precision == "int8" else []
-    passes: list[Pass] = [encoder_attention, *integers, linear, flat_rows]
-    return _run([*passes, *([quantize_source] if cache_precision is not None else [])], graphs)
+    passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
+    return _run([*passes, prompt_parts if cache_precision is None else quantize_source], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

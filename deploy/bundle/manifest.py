@@ -360,6 +360,9 @@ class Manifest(Entry):
         Settings of an image model's processor. Its encoder takes ``pixel_values`` or ``flattened_patches``.
     alignment : AlignmentEntry or None
         The attention heads that give times of tokens; None without alignment heads, and in older bundles.
+    prompt : GraphEntry or None
+        The graph that encodes a part of a prompt behind cached positions, for a CPU; None if there cannot be one, and
+        in older bundles.
     precision_error : PrecisionErrorEntry or None
         The error of half precision or int8; None in float32, and if it was not measured.
     provenance : Provenance or None
@@ -383,6 +386,7 @@ class Manifest(Entry):
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry
+    prompt: GraphEntry | None = None
     cache_states: tuple[CacheStateEntry, ...]
     weights: FileEntry
     tokenizer: TokenizerEntry | None
@@ -432,5 +436,5 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        settings = tuple(entry for entry in (self.speech, self.image) if entry is not None)
-        return (self.encoder, self.decoder, self.weights, *settings, *(self.tokenizer.files if self.tokenizer else ()))
+        optional = tuple(entry for entry in (self.prompt, self.speech, self.image) if entry is not None)
+        return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))

@@ -3,7 +3,8 @@
     bundle.json            the manifest: the model, its sizes, its settings, and the checksum of each file
     encoder.onnx           the graphs of one variant; they hold no weights
     decoder.onnx
-    weights.safetensors    every weight once; both graphs point into it as external data
+    prompt.onnx            decoder-only models: a part of a prompt, if its caches allow that
+    weights.safetensors    every weight once; the graphs point into it as external data
     tokenizer files        as the checkpoint ships them, if it has a tokenizer
 
 Nothing in it is pickled, and everything is checked when it is read.

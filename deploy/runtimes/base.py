@@ -24,6 +24,8 @@ __all__ = [
     "FEATURE_INPUTS",
     "LOGITS",
     "LOGIT_TYPES",
+    "PROMPT_OUT",
+    "PROMPT_STARTS",
     "SMALL_INPUTS",
     "TRIE_ARRAYS",
     "Decoding",
@@ -96,6 +98,9 @@ GROUPED = "B groups"
 """The dimension of ``beam_scores`` in decoders that take groups of beams."""
 FEATURE_INPUTS = frozenset({"flattened_patches", "input_features", "input_values", "pixel_values"})
 """Encoder inputs of speech and image models."""
+PROMPT_STARTS, PROMPT_OUT = "starts", "source_out"
+"""Of the graph of a part of a prompt: the input with the position of each sample's first token, and the prefix of the
+outputs that update the inputs ``source.<l>.key`` and ``source.<l>.value``."""
 ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 Encoded = Mapping[str, Any]

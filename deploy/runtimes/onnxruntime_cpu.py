@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import ExecutionError, NonFiniteError, RuntimeSetupError
@@ -29,6 +29,8 @@ from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     FEATURE_INPUTS,
     LOGITS,
+    PROMPT_OUT,
+    PROMPT_STARTS,
     SMALL_INPUTS,
     StepOutputs,
     banned_capacity,
@@ -94,7 +96,7 @@ class OnnxRuntimeCpu:
         self.wait_for_weights = bundle.wait_for_weights
         self._weights = MappedWeights(bundle)
         self._values: list[dict[str, ort.OrtValue]] = []  # a session refers to the values, so they live as long
-        graphs = (self.manifest.encoder, self.manifest.decoder)
+        graphs = (self.manifest.prompt or self.manifest.encoder, self.manifest.decoder)
         with ThreadPoolExecutor(len(graphs)) as pool:
             opened = [pool.submit(self._session, bundle, graph, threads) for graph in graphs]
             while wait(opened, RELEASE_SECONDS).not_done:  # what ONNX Runtime packs is not read again
@@ -223,6 +225,12 @@ class OnnxRuntimeCpu:
         for start in range(0, B, count):
             samples = slice(start, start + count)
             rows = slice(start * M, (start + count) * M)
+            last = start + count >= B
+            options = SHRINKING if large and last else None
+            if self.manifest.prompt is not None:
+                caches = {name: array[samples] for name, array in encoded.items()}
+                self._encode_parts(source[samples], attention_mask[samples], caches, options)
+                continue
             inputs = {
                 **dict.fromkeys(("input_ids", *FEATURE_INPUTS), source[samples]),
                 "attention_mask": attention_mask[samples],
@@ -234,12 +242,29 @@ class OnnxRuntimeCpu:
             for name, array in encoded.items():
                 part = array[rows if self.shapes.get(name, ("B",))[0] == "R" else samples]
                 binding.bind_ortvalue_output(name, _value(part))
-            last = start + count >= B
-            _run(self.encoder, binding, "encoder", SHRINKING if large and last else None)
+            _run(self.encoder, binding, "encoder", options)
         if large:
             _release_freed_memory()
         encoded["attention_mask"] = attention_mask.copy()  # compaction must not change the caller's
         return encoded
+
+    def _encode_parts(
+        self, ids: Ints, mask: Ints, caches: Mapping[str, Array], options: ort.RunOptions | None, first: int = 0
+    ) -> None:
+        """Write the keys and values of prompts [B, N] from position ``first`` on into caches [B, G, N, .], a part at a
+        time, so that activations and scores take the memory of a part."""
+        length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1 if mask.any() else 0
+        binding = self.encoder.io_binding()
+        for name, array in caches.items():
+            value = _value(array)
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(name.replace("source", PROMPT_OUT, 1), value)
+        for start in range(first, length, ENCODED_TOGETHER):
+            part = np.ascontiguousarray(ids[:, start : min(length, start + ENCODED_TOGETHER)])
+            binding.bind_cpu_input("input_ids", part)
+            binding.bind_cpu_input(PROMPT_STARTS, np.full(len(ids), start, np.int64))
+            last = start + ENCODED_TOGETHER >= length
+            _run(self.encoder, binding, "prompt", options if last else None)
 
     def take_caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Take cache buffers by decoder input from the pool, or allocate them if it has none of this shape.

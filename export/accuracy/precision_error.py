@@ -130,6 +130,7 @@ def _write_rounded(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> Non
 def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
     write_graphs(graphs, folder)
     changed = {
+        "prompt": None,
         **graph_entries(graphs, folder),
         "weights": file_entry(folder, WEIGHTS),
         "cache_states": state_entries(graphs),

@@ -119,6 +119,7 @@ def write_files(
         passes=pass_entries(results, run),
         encoder=entries["encoder"],
         decoder=entries["decoder"],
+        prompt=entries.get("prompt"),
         cache_states=state_entries(graphs),
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint.tokenizer, folder),

@@ -76,14 +76,14 @@ def pass_entries(results: Sequence[PassResult], run: RunSize) -> tuple[PassEntry
 
 
 def graph_entries(graphs: ModelGraphs, folder: Path) -> dict[str, GraphEntry]:
-    """Encoder and decoder, as written to ``folder``, for ``bundle.json``."""
+    """The graphs, as written to ``folder``, for ``bundle.json``."""
     return {
         name: GraphEntry(
             **file_entry(folder, f"{name}.onnx").model_dump(),
             inputs=tensor_entries(graph.inputs),
             outputs=tensor_entries(graph.outputs),
         )
-        for name, graph in (("encoder", graphs.encoder), ("decoder", graphs.decoder))
+        for name, graph in graphs.named().items()
     }
 
 

@@ -30,7 +30,8 @@ G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 
 
 def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
-    """Write ``encoder.onnx``, ``decoder.onnx`` and ``weights.safetensors``, each weight once.
+    """Write ``encoder.onnx``, ``decoder.onnx``, ``prompt.onnx`` if there is one, and ``weights.safetensors``, each
+    weight once.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
     """
     plan = _plan(graphs)
     write_weights(folder / WEIGHTS, plan)
-    for name, graph in _named(graphs).items():
+    for name, graph in graphs.named().items():
         onnx.save_model(_to_model(graph, name, plan), folder / f"{name}.onnx")
 
 
@@ -55,12 +56,8 @@ def weight_bytes(graphs: ModelGraphs) -> int:
     return sum(array.nbytes for array in _plan(graphs).arrays)
 
 
-def _named(graphs: ModelGraphs) -> dict[str, gs.Graph]:
-    return {"encoder": graphs.encoder, "decoder": graphs.decoder}
-
-
 def _plan(graphs: ModelGraphs) -> WeightPlan:
-    constants = ((name, tensor) for name, graph in _named(graphs).items() for tensor in _weights(graph))
+    constants = ((name, tensor) for name, graph in graphs.named().items() for tensor in _weights(graph))
     return plan_weights({f"{name}.{tensor.name}": tensor.values for name, tensor in constants})
 
 

@@ -21,6 +21,7 @@ from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.linear import LINEAR
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
+from tightbeam.plugins.ops.prompt_attention import PROMPT_ATTENTION
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_ATTENTION
@@ -54,6 +55,7 @@ OPERATORS: dict[str, Operator] = {
         LATENT_ATTENTION,
         BEAM_TOP_K,
         ENCODER_ATTENTION,
+        PROMPT_ATTENTION,
         NORMALIZE_ROWS,
         QUANTIZE_ROWS,
         QUANTIZED_MATMUL,

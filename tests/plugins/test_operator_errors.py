@@ -36,6 +36,7 @@ def full_case(name: str) -> Case:
         | options
         | {"scaled": True},
         "EncoderAttention": {"B": 2, "N": 7, "H": 4, "K": 6, "V": 5, "biased": True},
+        "PromptAttention": {"B": 2, "N": 4, "H": 4, "G": 2, "K": 6, "V": 5, "starts": [3, 0], "biased": True},
         "QuantizeRows": {"R": 3, "X": 9},
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
@@ -162,6 +163,18 @@ VALUES: list[tuple[str, Spoil, str]] = [
         swap("value", np.zeros((2, 7, 21))),
         r"EncoderAttention: attribute heads is 4, expected a divisor of 24 and 21, the widths of queries and values",
     ),
+    ("PromptAttention", put("starts", 1, 4), r"PromptAttention: starts\[1\] is 4, expected 0 to 3, since there are 4"),
+    ("PromptAttention", put("starts", 0, -1), r"PromptAttention: starts\[0\] is -1, expected 0 to 3"),
+    (
+        "PromptAttention",
+        swap("query", np.zeros((2, 3, 4, 6))),
+        r"PromptAttention: (key_bias is|has 3 query heads, expected a multiple of its 2 key heads)",
+    ),
+    (
+        "PromptAttention",
+        swap("key_bias", np.zeros((4, 6))),
+        r"PromptAttention: key_bias has 6 positions, expected 7 or more",
+    ),
     ("QuantizedGather", put("tokens", 1, 21), r"QuantizedGather: tokens\[1\] is 21, expected a token in 0..20"),
     ("QuantizedGather", put("tokens", 2, -1), r"QuantizedGather: tokens\[2\] is -1, expected a token in 0..20"),
     (
@@ -249,6 +262,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("TiledGather", "tokens", 0), ("TiledGather", "weights", 0), ("TiledGather", "weights", 1)}
     free |= {("QuantizedGather", "scale", 1), ("HeadMatMul", "scale", 2)}  # within the last tile
     free |= {("QuantizedSourceAttention", "value_bytes", 3)}
+    free |= {("PromptAttention", "value", 3), ("PromptAttention", "key_bias", 1)}
     refused = 0
     for tensor, array in full_case(name).inputs.items():
         for axis in range(array.ndim):

@@ -1,49 +1,18 @@
 // An item is a head of a sample: it packs the keys and values of the positions that count, and goes over the queries.
 // If there are few heads, the queries of a head are shared out to several items.
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
-#include "kernels/cpu/aligned.h"
 #include "kernels/cpu/attention/counted_positions.h"
 #include "kernels/cpu/attention/encoder_attention.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/workspaces.h"
 #include "ops/encoder_attention/arguments.h"
 
 namespace tightbeam {
 namespace {
 
 constexpr int ENOUGH_ITEMS = 16, FEWEST_QUERIES = 128;
-constexpr long OVERRUN = 64;  // floats that a kernel may read beyond the last bias
-
-using Numbers = Aligned<float>;
-
-// Memory for items, used again by later ones: new memory costs page faults.
-class Workspaces {
- public:
-  explicit Workspaces(long count) : count_(count) {}
-
-  Numbers take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) return aligned<float>(count_);
-    Numbers taken = std::move(free_.back());
-    free_.pop_back();
-    return taken;
-  }
-
-  void release(Numbers workspace) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(workspace));
-  }
-
- private:
-  const long count_;
-  std::mutex mutex_;
-  std::vector<Numbers> free_;
-};
-
-long whole_lines(long count) { return (count + 15) / 16 * 16; }
-
 }  // namespace
 
 void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel& parallel) {
@@ -52,7 +21,7 @@ void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel
   const std::vector<std::vector<int>> counted = counted_positions(a.mask, a.B, a.N);
   const long keys = whole_lines(kernels.keys_size(a.N, a.K)), values = whole_lines(kernels.values_size(a.N, a.V));
   const long work = whole_lines(kernels.workspace_size(a.K, a.V)), biases = a.distance_bias == nullptr ? 0 : 2 * N - 1;
-  Workspaces workspaces(keys + values + work + biases + OVERRUN);
+  Workspaces workspaces(keys + values + work + biases + BIAS_OVERRUN);
   const size_t parts = std::clamp<size_t>(ENOUGH_ITEMS / (B * H), 1, std::max<size_t>(1, N / FEWEST_QUERIES));
   parallel.for_each(B * H * parts, [&](size_t item) {
     const size_t b = item / parts / H, h = item / parts % H, part = item % parts;
@@ -68,17 +37,19 @@ void encoder_attention(const EncoderAttentionArguments<float>& a, const Parallel
     Numbers workspace = workspaces.take();
     float* const own_biases = workspace.get() + keys + values + work;
     std::copy_n(a.distance_bias + h * biases, biases, own_biases);
-    const EncoderHead head{a.query + b * N * width + h * K,
-                           a.key + b * N * width + h * K,
-                           a.value + b * N * value_width + h * V,
-                           static_cast<long>(width),
-                           static_cast<long>(value_width),
-                           a.K,
-                           a.V,
-                           positions.data(),
-                           count,
-                           a.scale,
-                           biases == 0 ? nullptr : own_biases + N - 1};
+    const AttentionHead head{a.query + b * N * width + h * K,
+                             a.key + b * N * width + h * K,
+                             a.value + b * N * value_width + h * V,
+                             static_cast<long>(width),
+                             static_cast<long>(value_width),
+                             static_cast<long>(value_width),
+                             a.K,
+                             a.V,
+                             positions.data(),
+                             count,
+                             a.scale,
+                             biases == 0 ? nullptr : own_biases + N - 1,
+                             {}};
     kernels.pack(head, workspace.get(), workspace.get() + keys);
     kernels.attend(head, workspace.get(), workspace.get() + keys, begin, end, workspace.get() + keys + values, output);
     workspaces.release(std::move(workspace));

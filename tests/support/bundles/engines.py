@@ -65,6 +65,7 @@ def as_bundle(source: Path, target: Path, precision: str = "fp32") -> Path:
         from_plugin_nodes(model)
         onnx.save(model, target / f"{part}.onnx")
     changed = {
+        "prompt": None,
         **graph_entries(graphs, target),
         "weights": file_entry(target, WEIGHTS),
         "cache_states": state_entries(graphs),

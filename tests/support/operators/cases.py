@@ -23,6 +23,7 @@ MODULES: dict[str, ModuleType] = {
         ("LatentAttention", "latent_attention"),
         ("BeamTopK", "beam_top_k"),
         ("EncoderAttention", "encoder_attention"),
+        ("PromptAttention", "prompt_attention"),
         ("NormalizeRows", "normalize_rows"),
         ("QuantizeRows", "quantize_rows"),
         ("QuantizedMatMul", "quantized_matmul"),

@@ -16,7 +16,9 @@ from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION,
 from tightbeam.plugins.ops._case import Array, Case
 
 OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64, "quantized": np.int8, "embeddings": np.float32}
-OUTPUTS_OF_RANK_3 = {(name, "output") for name in ("LatentAttention", "QuantizedLatentAttention", "EncoderAttention")}
+OUTPUTS_OF_RANK_3 = {
+    (name, "output") for name in ("LatentAttention", "QuantizedLatentAttention", "EncoderAttention", "PromptAttention")
+}
 _sessions: dict[tuple[Any, ...], ort.InferenceSession] = {}
 
 

@@ -19,6 +19,7 @@ constexpr int STRETCH = 64;            // keys whose values fit the first cache
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
+inline int larger_of(int a, int b) { return a > b ? a : b; }
 inline long padded(long count, long multiple) { return (count + multiple - 1) / multiple * multiple; }
 inline void fetch(const float* numbers, int count) {
   for (int i = 0; i < count; i += 16) __builtin_prefetch(numbers + i, 0, 3);
@@ -29,7 +30,7 @@ long values_size(int count, int V) { return count * padded(V, LANES); }
 long workspace_size(int K, int V) { return QUERIES * (long{K} + BLOCK + padded(V, LANES) + BLOCK) + 3 * QUERIES; }
 
 // Packs keys as [tiles, K, TILE], and values as [count, V padded to whole registers].
-void pack(const EncoderHead& h, float* keys, float* values) {
+void pack(const AttentionHead& h, float* keys, float* values) {
   const int whole = h.K / 4 * 4;
   typedef float Four __attribute__((vector_size(16)));
   constexpr int AHEAD = 12;
@@ -195,7 +196,34 @@ inline void weigh_scores(float* scores, int vectors, State& state, int q) {
   state.row_sum[q] = state.row_sum[q] * state.shrink[q] + sum_of_lanes(total);
 }
 
-void attend(const EncoderHead& h, const float* keys, const float* values, int begin, int end, float* workspace,
+// tanh, to 3 units in the last place.
+inline Vector hyperbolic_tangent(Vector x) {
+  const Vector size = x < 0.0f ? -x : x, square = x * x;
+  Vector series = broadcast(-1382.0f / 155925);
+  series = series * square + 62.0f / 2835;
+  series = series * square - 17.0f / 315;
+  series = series * square + 2.0f / 15;
+  series = series * square - 1.0f / 3;
+  series = x + x * square * series;
+  const Vector e = exponential(-2.0f * size), far = (1.0f - e) / (1.0f + e);
+  return size < 0.25f ? series : x < 0.0f ? -far : far;
+}
+
+// Caps the scores of a query for the keys [begin, end), multiples of LANES, and then adds their biases.
+inline void cap(float* scores, int begin, int end, float softcap, const float* bias) {
+  for (int t = begin; t < end; t += LANES) {
+    const Vector capped = softcap * hyperbolic_tangent(load(scores + t) / softcap);
+    store(scores + t, bias ? capped + load(bias + t) : capped);
+  }
+}
+
+// Hides the keys of a block that a query does not see: those before `from`, and from `to` to the end of the last tile.
+inline void hide(float* scores, int begin, int from, int to, int end) {
+  for (int t = begin; t < from; ++t) scores[t] = MINUS_INFINITY;
+  for (int t = larger_of(begin, to); t < end; ++t) scores[t] = MINUS_INFINITY;
+}
+
+void attend(const AttentionHead& h, const float* keys, const float* values, int begin, int end, float* workspace,
             float* output) {
   const int K = h.K;
   const long V = padded(h.V, LANES);
@@ -204,49 +232,60 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
   float* sums = scores + QUERIES * long{BLOCK};
   float* gathered = sums + QUERIES * V;  // biases, if the positions that count have gaps
   State& state = *reinterpret_cast<State*>(gathered + QUERIES * long{BLOCK});
+  const Sight& sight = h.sight;
   const bool neighbours = h.count == 0 || h.positions[h.count - 1] - h.positions[0] == h.count - 1;
+  const bool adds = h.bias != nullptr && sight.softcap == 0;  // with the products
   for (int first = begin; first < end; first += QUERIES) {
     const int Q = smaller(QUERIES, end - first);
     const int rows = static_cast<int>(padded(Q, ROWS));
     for (int q = 0; q < rows; ++q) {
-      const float* query = h.query + h.positions[first + smaller(q, Q - 1)] * h.stride;
+      const float* query = h.query + (h.positions[first + smaller(q, Q - 1)] - sight.first) * h.stride;
       for (int k = 0; k < K; ++k) queries[q * long{K} + k] = query[k] * h.scale;
       for (int v = 0; v < V; ++v) sums[q * V + v] = 0;
       state.row_max[q] = MINUS_INFINITY;
       state.row_sum[q] = 0;
     }
-    for (int start = 0; start < h.count; start += BLOCK) {
-      const int count = smaller(BLOCK, h.count - start);
+    // The keys that some query of the tile sees. Blocks begin at the same keys for all tiles, so that a query's numbers
+    // do not depend on its tile.
+    const int oldest = sight.window == 0 ? 0 : larger_of(0, first - sight.window + 1);
+    const int seen = sight.causal ? first + Q : h.count;
+    for (int start = oldest / BLOCK * BLOCK; start < seen; start += BLOCK) {
+      const int count = smaller(BLOCK, seen - start), tiles_end = static_cast<int>(padded(count, TILE));
       const int vectors = static_cast<int>(padded(count, LANES)) / LANES;
+      const int skipped = larger_of(0, oldest - start) / TILE * TILE;
       const float* bias_rows[QUERIES];
       for (int q = 0; h.bias != nullptr && q < rows; ++q) {
-        const float* own = h.bias - h.positions[first + smaller(q, Q - 1)];
+        const float* own = sight.by_key ? h.bias : h.bias - h.positions[first + smaller(q, Q - 1)];
         bias_rows[q] = own + h.positions[start];
         if (neighbours) continue;
         for (int t = 0; t < count; ++t) gathered[q * BLOCK + t] = own[h.positions[start + t]];
         bias_rows[q] = gathered + q * BLOCK;
       }
-      for (int t = 0; t < count; t += TILE) {
+      for (int t = skipped; t < count; t += TILE) {
         for (int q = 0; q < rows; q += ROWS) {
           if (t == 0 && start == 0)
             for (int i = 0; i < ROWS; ++i)
-              fetch(h.query + h.positions[smaller(first + QUERIES + q + i, end - 1)] * h.stride, K);
+              fetch(h.query + (h.positions[smaller(first + QUERIES + q + i, end - 1)] - sight.first) * h.stride, K);
           const float* bias[ROWS];
-          for (int i = 0; h.bias != nullptr && i < ROWS; ++i) bias[i] = bias_rows[q + i] + t;
+          for (int i = 0; adds && i < ROWS; ++i) bias[i] = bias_rows[q + i] + t;
           score_some(smaller(VECTORS, vectors - t / LANES), queries + q * long{K}, K, keys + (start + t) * long{K},
-                     scores + q * BLOCK + t, h.bias == nullptr ? nullptr : bias);
+                     scores + q * BLOCK + t, adds ? bias : nullptr);
         }
       }
       for (int q = 0; q < rows; ++q) {
-        for (int t = count; t < static_cast<int>(padded(count, TILE)); ++t) scores[q * BLOCK + t] = MINUS_INFINITY;
-        weigh_scores(scores + q * BLOCK, vectors, state, q);
+        float* own = scores + q * BLOCK;
+        if (sight.softcap != 0) cap(own, skipped, vectors * LANES, sight.softcap, h.bias ? bias_rows[q] : nullptr);
+        const int place = first + smaller(q, Q - 1) - start;  // of the query itself in the block
+        const int to = sight.causal ? smaller(count, place + 1) : count;
+        hide(own, skipped, sight.window == 0 ? 0 : smaller(to, place - sight.window + 1), to, tiles_end);
+        weigh_scores(own + skipped, vectors - skipped / LANES, state, q);
       }
-      for (int t = 0; t < count; t += STRETCH) {
+      for (int t = skipped; t < count; t += STRETCH) {
         const int own = smaller(STRETCH, count - t);
         for (int q = 0; q < rows; q += ROWS) {
-          if (start + t + STRETCH >= h.count)
+          if (start + t + STRETCH >= seen)
             for (int i = 0; i < ROWS; ++i) {
-              const float* to = output + h.positions[smaller(first + q + i, end - 1)] * h.value_stride;
+              const float* to = output + (h.positions[smaller(first + q + i, end - 1)] - sight.first) * h.output_stride;
               for (int v = 0; v < h.V; v += 16) __builtin_prefetch(to + v, 1, 3);
             }
           const float* weights = scores + q * BLOCK + t;
@@ -261,7 +300,7 @@ void attend(const EncoderHead& h, const float* keys, const float* values, int be
     }
     for (int q = 0; q < Q; ++q) {
       const float factor = state.row_sum[q] == 0 ? 0 : 1 / state.row_sum[q];
-      float* to = output + h.positions[first + q] * h.value_stride;
+      float* to = output + (h.positions[first + q] - sight.first) * h.output_stride;
       for (int v = 0; v < h.V; ++v) to[v] = sums[q * V + v] * factor;
     }
   }
