@@ -89,6 +89,13 @@ def triton_repo(
             "adds up to half a second to some requests; see docs/how-to/serve.md."
         ),
     ] = None,
+    deadline_s: Annotated[
+        int | None,
+        typer.Option(
+            help="Seconds after which a request without its last response fails; 3600 by default. A request may ask "
+            "for less by a parameter of this name, deadline_s."
+        ),
+    ] = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +136,7 @@ def triton_repo(
         "engine": engine,
         "stream": stream or None,
         "max_queue_size": max_queue_size,
+        "deadline_s": deadline_s,
         "url": url,
     }
     try:

@@ -36,6 +36,8 @@ __all__ = [
     "WhisperPromptIds",
 ]
 
+MOST_TEMPERATURES = 8
+"""Bound on the attempts at a window of a recording."""
 MOST_ALTERNATIVES = 4096
 """Bound on the words of ``force_words_ids``: each may come next, so each costs time in every step."""
 
@@ -261,6 +263,9 @@ class Temperatures:
 
     def read(self, given: Given) -> tuple[float, ...]:
         each = tuple(given.value) if is_list(given.value) else (given.value,)
+        if len(each) > MOST_TEMPERATURES:
+            problem = f"has {len(each):,} temperatures"
+            raise given.error(problem, fix=f"pass {MOST_TEMPERATURES} or fewer")
         if not each or not all(is_number(one, Real) and (one == 0 or 1e-30 <= one < 1e30) for one in each):
             fix = Fix("pass 0, or one for each attempt, such as {}", Setting(given.name, (0.0, 0.2, 0.4)))
             raise given.error(expected="0, a number above 0, or a list of these", fix=fix)

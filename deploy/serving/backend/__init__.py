@@ -19,13 +19,15 @@ from tightbeam.deploy.serving.backend.metrics import Metrics
 from tightbeam.deploy.serving.backend.responses import Responder
 from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker
 from tightbeam.deploy.serving.protocol.messages import Request, Server, WorkerSettings
-from tightbeam.deploy.serving.protocol.parameters import BUNDLE, ENGINE, MAX_ROWS, URL, URL_VARIABLE
+from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, ENGINE, MAX_ROWS, URL, URL_VARIABLE
 
 __all__ = ["Backend"]
 
 WARM_UP_PARAMETERS = '{"max_new_tokens": 2, "min_new_tokens": 0, "min_length": 0}'
 """Parameters of the warm-up request. Triton sends it without any, and a checkpoint's defaults may generate thousands of
 tokens."""
+DEFAULT_DEADLINE_S = 3600
+"""The deadline of a model whose configuration has none, from an earlier version."""
 REGION = "triton_python_backend_shm_region"
 """Prefix of the shared memory's name, which is one of the arguments of the backend's process."""
 
@@ -57,7 +59,8 @@ class Backend:
         self._cold = bool(config.get("model_warmup"))
         labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
         most = max(1, int(config["max_batch_size"]))
-        self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add)
+        deadline_s = float(config["parameters"].get(DEADLINE, {}).get("string_value", DEFAULT_DEADLINE_S))
+        self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add, deadline_s)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Send requests to the worker. Waits if a whole batch of requests waits there already."""

@@ -38,6 +38,9 @@ MOST_LOSSES = 3
 """A request fails if this many workers have ended that had it and did not run it."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 """Pause before the second restart in a row without a response between them; it doubles with each further one."""
+SILENCE_SECONDS = 900.0
+"""A worker that has requests and reports nothing for this time hangs, and is killed. A worker that works reports twice
+a second, but between two steps alone."""
 AGAIN = "send the request again"
 
 
@@ -45,12 +48,14 @@ AGAIN = "send the request again"
 class _Open:
     """A request without its last response.
 
-    ``reading``: its files are being decoded. ``ends``: workers that ended while they ran it. ``losses``: workers that
-    ended and had it, but did not run it. ``sent_to``: number of the worker that has it.
+    ``ends_at``: its deadline. ``reading``: its files are being decoded, or its texts tokenized. ``ends``: workers that
+    ended while they ran it. ``losses``: workers that ended and had it, but did not run it. ``sent_to``: number of the
+    worker that has it.
     """
 
     request: Request
     responder: Responder
+    ends_at: float
     started: bool = False
     reading: bool = False
     ends: int = 0
@@ -73,18 +78,26 @@ class Dispatcher:
         The most rows that wait in the worker; `submit` waits before it sends more.
     add_metrics
         Function that takes the work that was done, the number of requests of each outcome, and restarts.
+    deadline_s
+        Seconds after which a request without its last response fails. A request may ask for less.
     """
 
     def __init__(
-        self, worker: WorkerProcess, most_waiting: int, add_metrics: Callable[[Stats, Counter[Outcome], int], None]
+        self,
+        worker: WorkerProcess,
+        most_waiting: int,
+        add_metrics: Callable[[Stats, Counter[Outcome], int], None],
+        deadline_s: float,
     ) -> None:
         self._worker, self._most_waiting, self._add_metrics = worker, most_waiting, add_metrics
+        self._deadline_s = deadline_s
         self._changed = threading.Condition()  # guards all that follows, but the pipe
         self._open: dict[int, _Open] = {}
         self._numbers = 0
         self._up, self._closing = True, False
         self._starts = 0  # of the worker; a request is sent once to each
         self._recovering = False  # the worker has ended, and no other one has started
+        self._heard = time.monotonic()  # when the worker reported last, or was sent something while it had nothing
         self._ends_in_a_row = 0  # of workers, without a response between them
         self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the sender
@@ -112,7 +125,8 @@ class Dispatcher:
                 if request is None:
                     self._count(responder)
                 else:
-                    new.append(_Open(change(request), responder))
+                    deadline_s = min(self._deadline_s, responder.deadline_s)
+                    new.append(_Open(change(request), responder, time.monotonic() + deadline_s))
             self._changed.wait_for(lambda: not self._up or self._waiting() < self._most_waiting)
             if not self._up:
                 self._fail(new, "the process that generates has ended")
@@ -168,6 +182,8 @@ class Dispatcher:
         with self._sending:
             with self._changed:
                 due = self._due()
+                if due and all(each.sent_to != self._starts for each in self._open.values()):
+                    self._heard = time.monotonic()
                 for each in due:
                     each.sent_to = self._starts
                 requests = tuple(replace(each.request, alone=each.ends > 0) for each in due)
@@ -186,14 +202,22 @@ class Dispatcher:
             self._worker.send(message)
 
     def _cancel(self) -> None:
+        """Drop the requests that were cancelled, or whose deadline is over; kill a worker that hangs."""
+        now = time.monotonic()
         for number, each in list(self._open.items()):
             with self._changed:
-                cancelled = each.responder.was_cancelled()
-                if cancelled:
+                dropped = each.responder.was_cancelled()
+                if not dropped and each.responder.open and now > each.ends_at:
+                    each.responder.fail("the request has no result at its deadline; ask for less", client_error=False)
+                    dropped = True
+                if dropped:
                     self._close(number)
-            if cancelled:
+            if dropped:
                 with self._sending:
                     self._send(Cancel(number))
+        if now > self._heard + SILENCE_SECONDS and any(each.sent_to == self._starts for each in self._open.values()):
+            self._heard = now
+            self._worker.kill()
 
     def _update_metrics(self) -> None:
         with self._changed:
@@ -218,6 +242,7 @@ class Dispatcher:
                 self._recover(str(error))
                 continue
             with self._changed:
+                self._heard = time.monotonic()
                 for name, amount in vars(report.stats).items():
                     setattr(self._stats, name, getattr(self._stats, name) + amount)
                 for event in report.events:
@@ -249,8 +274,8 @@ class Dispatcher:
         """Restart a worker that has ended, after a pause if it ends again and again, and send its requests again."""
         with self._changed:
             self._recovering = True
-            # A file that ends a decoder would end every worker, so its request is not sent again.
-            self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read a file")
+            # What ends a decoder or a tokenizer would end every worker, so its request is not sent again.
+            self._fail([each for each in self._open.values() if each.reading], f"{reason}, while it read the request")
             for each in self._open.values():
                 each.ends += each.started
                 each.losses += each.sent_to == self._starts and not each.started

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import page_records, segment_records
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
+from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
@@ -44,6 +47,23 @@ NUMPY = (
 one. The warm-up request therefore holds numbers; a text would crash the process there."""
 
 
+MOST_BYTES = 1 << 28
+"""Bytes of a request's inputs. Triton has them in memory already; further copies are made of those that are taken."""
+
+
+def _bytes(array: Array) -> int:
+    return sum(map(len, array.ravel().tolist())) if array.dtype == object else array.nbytes
+
+
+def _deadline_s(parameters: str) -> float:
+    """Return the request's own deadline; infinity if it has none. The worker refuses one that is wrong."""
+    if DEADLINE in parameters and len(parameters) <= MAX_PARAMETER_BYTES:
+        with suppress(ValueError, AttributeError, TypeError, RecursionError):
+            deadline_s = float(json.loads(parameters).get(DEADLINE, math.inf))
+            return deadline_s if deadline_s > 0 else math.inf
+    return math.inf
+
+
 class Responder:
     """The responses of one request.
 
@@ -68,6 +88,8 @@ class Responder:
         self._streamed: dict[int, int] = {}  # tokens or segments that were sent, by row
         self.size = 1
         """Rows of the request."""
+        self.deadline_s = math.inf
+        """Seconds that the request asks for."""
         self.outcome: Outcome | None = None
         """None until the last response was sent."""
 
@@ -83,8 +105,14 @@ class Responder:
             if any(0 in array.strides and array.size > 1 for array in inputs.values()):
                 self.fail(NUMPY, client_error=False)
                 return None
+            if (size := sum(map(_bytes, inputs.values()))) > MOST_BYTES:
+                problem = f"the request has {size:,} bytes, expected {MOST_BYTES:,} at most"
+                self.fail(f"{problem}; send its rows as requests of their own", client_error=True)
+                return None
             self.size = max((len(array) for array in inputs.values()), default=1)
-            return Request(number, inputs, self._request.parameters())
+            parameters = self._request.parameters()
+            self.deadline_s = _deadline_s(parameters)
+            return Request(number, inputs, parameters)
         except Exception as error:  # from Triton's decoding
             self.fail(f"the inputs cannot be read ({error})", client_error=True)
             return None

@@ -85,6 +85,10 @@ class WorkerProcess:
         finally:
             killer.cancel()
 
+    def kill(self) -> None:
+        """Kill the process, which `receive` then reports."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Stop the process, and wait until it has ended. It takes `SHUTDOWN_SECONDS` at most."""
         with self.stopping():

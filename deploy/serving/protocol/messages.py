@@ -155,7 +155,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Reading:
-    """Event: the files of a request are about to be decoded, or, if ``ended``, have been decoded."""
+    """Event: the files or long texts of a request are about to be read, or, if ``ended``, have been read."""
 
     number: int
     ended: bool = False

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.serving.protocol.parameters import ENGINE, MAX_ROWS, URL
+from tightbeam.deploy.serving.protocol.parameters import DEADLINE, ENGINE, MAX_ROWS, URL
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
@@ -83,6 +83,8 @@ class ServingSettings:
     max_queue_size : int
         The most requests that wait; more are refused. 0: no limit. With a limit, Triton 24.10's batcher sleeps up to
         half a second when a request comes while the model runs, since the end of the run does not end its sleep.
+    deadline_s : int
+        Seconds after which a request without its last response fails; its own parameter ``deadline_s`` may say less.
     stream : bool
         Send a response for each row, and for each token of greedy search, rather than one for a request.
     url : str
@@ -97,6 +99,7 @@ class ServingSettings:
     engine: str = "onnxruntime"
     batching_delay_us: int = 0
     max_queue_size: int = 0
+    deadline_s: int = 3600
     stream: bool = False
     url: str = "http://127.0.0.1:8000"
 
@@ -118,6 +121,7 @@ class ServingSettings:
                 f"{self.name!r} is not a model name; pass --name letters, digits, _, - and ., at most 128 of them"
             )
         least = {"max_batch_size": 1, "max_rows": 0, "instances": 1, "batching_delay_us": 0, "max_queue_size": 0}
+        least["deadline_s"] = 1
         for field, minimum in least.items():
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
@@ -178,6 +182,7 @@ def settings_of(text: str) -> ServingSettings:
         engine=parameters.get(ENGINE, ServingSettings.engine),
         batching_delay_us=config.dynamic_batching.max_queue_delay_microseconds,
         max_queue_size=config.dynamic_batching.default_queue_policy.max_queue_size,
+        deadline_s=int(parameters.get(DEADLINE, ServingSettings.deadline_s)),
         stream=config.model_transaction_policy.decoupled,
         url=parameters.get(URL, ServingSettings.url),
     )
@@ -278,6 +283,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
             warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_INT64, dims=dims, input_data_file=WARM_UP))
 
     parameters = {MADE_BY: made_by, ENGINE: settings.engine, MAX_ROWS: str(settings.rows(manifest)), URL: settings.url}
+    parameters[DEADLINE] = str(settings.deadline_s)
     for name, parameter in parameters.items():
         config.parameters[name].string_value = parameter
     return str(text_format.MessageToString(config))

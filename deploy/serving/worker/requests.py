@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
+from numbers import Real
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
@@ -14,6 +15,7 @@ from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
+from tightbeam.deploy.generation.values import is_number
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.images import ImageReader
 from tightbeam.deploy.inputs.open_input import OpenInput
@@ -24,6 +26,7 @@ from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
 from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
@@ -33,7 +36,8 @@ __all__ = ["ParsedRequest", "RequestParser"]
 
 MIN_BYTES, MAX_BYTES, BYTES_PER_POSITION = 1 << 16, 1 << 20, 64
 """Limits of a text in bytes. A tokenizer takes a second for the largest, and all other requests wait meanwhile."""
-MAX_PARAMETER_BYTES = 1 << 16
+QUICK_BYTES = 1 << 12
+"""Texts up to this size in all are tokenized between two steps; larger ones are tokenized while steps run."""
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
 MAX_PAGES, MAX_PIXELS = 128, 1 << 25
@@ -86,6 +90,13 @@ class RequestParser:
         self._numbers = count()
         self._settings = lru_cache(CACHED)(self._read_settings)
         self._readers = lru_cache(CACHED)(self._reader)
+
+    def is_quick(self, request: Request) -> bool:
+        """Return True for a request of ids or short texts, which is parsed within a millisecond or so."""
+        if self._model.is_speech or self._model.reads_images or MESSAGES in request.inputs:
+            return False
+        texts = request.inputs.get(TEXT)
+        return texts is None or sum(map(len, texts.ravel().tolist())) <= QUICK_BYTES
 
     def parse(self, request: Request) -> ParsedRequest:
         """Parse a request. Its samples have numbers in the order in which they came.
@@ -219,6 +230,9 @@ def _settings(parameters: str) -> dict[str, Any]:
                 settings[name] = json.loads(value)
             except (ValueError, RecursionError):
                 continue  # a text, such as early_stopping="never"; or the setting is refused by its name
+    deadline_s = settings.pop(DEADLINE, 1)
+    if not is_number(deadline_s, Real) or not deadline_s > 0:
+        raise InputError(f"{DEADLINE}={deadline_s!r} is not a number of seconds above 0; pass one, or leave it out")
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
         raise InputError(f'{GENERATION_CONFIG} is not a JSON object; pass settings such as {{"num_beams": 4}}')

@@ -109,7 +109,7 @@ class RunningRequests:
 
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
-        if self._model.is_speech or self._model.reads_images:
+        if not self._parser.is_quick(request):
             self._parsing.put(request)
             return
         try:
@@ -157,7 +157,7 @@ class RunningRequests:
             self._send(Report(tuple(events), Stats(**vars(work), tokens=tokens)))
 
     def _announce(self, number: int) -> None:
-        """Report that a request's files are about to be decoded, because that may end this process."""
+        """Report that a request's files or texts are about to be read, because that may end this process."""
         with self._sending:
             self._send(Report((Reading(number),), Stats()))
 

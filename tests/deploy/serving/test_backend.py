@@ -21,7 +21,7 @@ from support.serving.served import until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving import backend as backend_module
-from tightbeam.deploy.serving.backend import Backend, worker_process
+from tightbeam.deploy.serving.backend import Backend, dispatcher, responses, worker_process
 from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
@@ -212,6 +212,9 @@ class Scripted:
 
     stopping = nullcontext
 
+    def kill(self) -> None:
+        self.reports.put(ENDED)
+
     def stop(self) -> None:
         self.reports.put(WorkerError("stopped"))
 
@@ -238,8 +241,8 @@ def scripted(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch)
     made.close()
 
 
-def ids(**options: Any) -> FakeRequest:
-    return FakeRequest({"INPUT_IDS": IDS}, **options)
+def ids(parameters: str = "{}", **options: Any) -> FakeRequest:
+    return FakeRequest({"INPUT_IDS": IDS}, parameters, **options)
 
 
 def row(number: int) -> Row:
@@ -298,7 +301,7 @@ def test_request_whose_file_ends_the_worker_fails_at_once(scripted: Scene, trito
     until(lambda: guilty.over)
     assert guilty.error and guilty.error.code == "UNAVAILABLE"
     assert guilty.error.message == (
-        "the process that generates was killed by SIGKILL, while it read a file; send the request again"
+        "the process that generates was killed by SIGKILL, while it read the request; send the request again"
     )
     assert [request.number for request in worker.requests()] == [numbers[1]]
     worker.report(row(numbers[1]))
@@ -390,6 +393,47 @@ def test_failed_restart_is_retried_once_a_call(
     worker.report(row(request.number))
     until(lambda: served.over and triton.metrics["tightbeam_restarts_total"] == 3)
     assert served.error is None
+
+
+def test_a_request_fails_at_its_deadline_and_leaves_the_worker(scripted: Scene, triton: FakeTriton) -> None:
+    backend, worker = scripted
+    late, neighbour = ids(parameters='{"deadline_s": 0.05}'), ids()
+    backend.execute([late, neighbour])
+    numbers = [request.number for request in worker.requests()]
+    until(lambda: late.over)
+    assert late.error and late.error.code == "UNAVAILABLE"
+    assert late.error.message == "the request has no result at its deadline; ask for less"
+    assert worker.sent.get(timeout=30) == Cancel(numbers[0])
+    worker.report(row(numbers[1]))
+    until(lambda: neighbour.over)
+    assert neighbour.error is None
+
+
+def test_a_worker_that_hangs_is_killed(scripted: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, worker = scripted
+    monkeypatch.setattr(dispatcher, "SILENCE_SECONDS", 0.1)
+    request = ids()
+    backend.execute([request])
+    (sent,) = worker.requests()
+    worker.report(Started(sent.number))
+    assert [again.number for again in worker.requests()] == [sent.number], "it runs again in the next worker"
+    worker.report(row(sent.number))
+    until(lambda: request.over)
+    assert request.error is None and backend._dispatcher._starts == 1
+
+
+def test_a_request_of_too_many_bytes_is_refused_before_it_is_sent(
+    scripted: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, worker = scripted
+    monkeypatch.setattr(responses, "MOST_BYTES", 100)
+    large = [text("a" * 101), FakeRequest({"INPUT_IDS": np.zeros((1, 13), np.int64)})]
+    backend.execute([*large, text("a" * 100)])
+    assert len(worker.requests()) == 1
+    assert [request.error and request.error.message for request in large] == [
+        f"the request has {size} bytes, expected 100 at most; send its rows as requests of their own"
+        for size in (101, 104)
+    ]
 
 
 def test_response_that_triton_refuses_fails_no_other_request(scripted: Scene) -> None:

@@ -152,6 +152,7 @@ def test_every_field_of_the_configuration(
         "parameters": {
             "engine": {"string_value": "onnxruntime"},
             "max_rows": {"string_value": "64"},
+            "deadline_s": {"string_value": "3600"},
             "url": {"string_value": "http://127.0.0.1:8000"},
         },
     }
