@@ -7,6 +7,7 @@ silence, as is the default there.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,8 @@ class StoredFeatures:
         The feature extractor.
     blocks : iterable of float32 arrays [n]
         Consecutive samples.
+    live : bool
+        Read the samples on demand, by `reach`. Powers are then cut off relative to the highest power so far.
 
     Attributes
     ----------
@@ -46,21 +49,39 @@ class StoredFeatures:
         Frees the features.
     """
 
-    def __init__(self, log_mel: LogMel, blocks: Iterable[Array]) -> None:
-        self._log_mel = log_mel
+    def __init__(self, log_mel: LogMel, blocks: Iterable[Array], *, live: bool = False) -> None:
+        self._log_mel, self._logs = log_mel, _logs(log_mel, blocks)
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  # closed with the recording
         self.close = weakref.finalize(self, self._file.close)
-        self._highest, self.frames, samples = -np.inf, 0, 0
-        levels: list[npt.NDArray[np.float32]] = []
-        for logs, own, count in _logs(log_mel, blocks):
-            self._file.write(logs.tobytes())
-            levels.append(own)
-            self._highest = max(self._highest, float(logs.max()))
-            self.frames += len(logs)
-            samples = count
-        self._levels = np.concatenate(levels)
-        self.own_frames = min(self.frames, -(-samples // log_mel.hop))
-        self.seconds = samples / log_mel.sampling_rate_hz
+        self._highest, self.frames, self.own_frames, self.seconds = -np.inf, 0, 0, 0.0
+        self._levels = np.zeros(0, np.float32)
+        if not live:
+            self.reach(None)
+
+    def reach(self, frames: int | None) -> int:
+        """Read samples until there are so many frames, or up to the end; returns the frames that there are.
+
+        Raises
+        ------
+        InputError
+            The samples cannot be read.
+        """
+        levels, samples = [self._levels], None
+        if frames is None or self.frames < frames:
+            self._file.seek(0, os.SEEK_END)
+            for logs, own, count in self._logs:
+                self._file.write(logs.tobytes())
+                levels.append(own)
+                self._highest = max(self._highest, float(logs.max()))
+                self.frames += len(logs)
+                samples = count
+                if frames is not None and self.frames >= frames:
+                    break
+        if samples is not None:
+            self._levels = np.concatenate(levels)
+            self.own_frames = min(self.frames, -(-samples // self._log_mel.hop))
+            self.seconds = samples / self._log_mel.sampling_rate_hz
+        return self.frames
 
     def loud_frames(self, first: int, count: int, threshold_db: float) -> int:
         """Return how many of ``count`` frames are louder than a level in decibels of full scale."""

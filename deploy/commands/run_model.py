@@ -14,7 +14,9 @@ from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
+from tightbeam.deploy.inputs.audio_files import MAX_HZ, MIN_HZ
 from tightbeam.deploy.inputs.lines import LineFormat
+from tightbeam.deploy.inputs.raw_sound import SAMPLE_FORMATS, RawFormat
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.run import FileRun, run_files
@@ -120,8 +122,31 @@ def run_model(
     ] = False,
     sound_input: Annotated[
         bool,
-        typer.Option("--sound-input", help="Standard input is one recording, in place of names; speech models only."),
+        typer.Option(
+            "--sound-input",
+            help="Standard input is one recording, in place of names; speech models only. With --stream a WAV file is "
+            "transcribed while it comes through a pipe.",
+        ),
     ] = False,
+    sample_rate: Annotated[
+        int | None,
+        typer.Option(
+            min=MIN_HZ,
+            max=MAX_HZ,
+            metavar="HZ",
+            help="Recordings are raw samples (PCM) at this rate, without a header. With - they are transcribed while "
+            "they come, such as from a microphone: arecord -f S16_LE -r 16000 -t raw | run-model BUNDLE - "
+            "--sample-rate 16000.",
+        ),
+    ] = None,
+    sample_format: Annotated[
+        str | None,
+        typer.Option(help="Format of raw samples: u8, s16le (the default), s32le or f32le; with --sample-rate."),
+    ] = None,
+    sample_channels: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Channels of raw samples, 1 by default; with --sample-rate."),
+    ] = None,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
     ] = False,
@@ -433,6 +458,9 @@ def run_model(
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
         if stream and not subtitles:
             raise InputError("--stream writes subtitles as windows are done; pass --format srt or vtt, or leave it out")
+        raw = _raw_format(sample_rate, sample_format, sample_channels)
+        if raw is not None and (sound_input or json_input is not None):
+            raise InputError("--sample-rate does not go with --sound-input or --json-input; leave one out, and pass -")
         given = _with_config({**settings, "prompt": None}, generation_config)
         common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [prompt_file or STDIN]), "quiet": quiet}
         common |= {"json_lines": result_format == "json", "engine": engine, "device": device, "threads": threads}
@@ -472,6 +500,7 @@ def run_model(
                     max_rows=max_rows,
                     subtitles=subtitles,
                     sound_input=sound_input,
+                    raw=raw,
                     max_words=max_words_per_line,
                     stream=stream,
                 )
@@ -499,6 +528,17 @@ def _errors_in_one_line(front_end: FrontEnd) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
+def _raw_format(rate_hz: int | None, kind: str | None, channels: int | None) -> RawFormat | None:
+    """Return the format of raw samples, if recordings are raw samples. Raises InputError."""
+    if rate_hz is None:
+        if (kind, channels) != (None, None):
+            raise InputError("--sample-format and --sample-channels are for raw samples; pass --sample-rate, too")
+        return None
+    if kind is not None and kind not in SAMPLE_FORMATS:
+        raise InputError(f"--sample-format {kind} is unknown; pass one of {', '.join(SAMPLE_FORMATS)}")
+    return RawFormat(rate_hz, kind or "s16le", channels or 1)
+
+
 def _checked_format(given: str | None, *, json_lines: bool) -> str:
     """Return the format of the results. Raises InputError if it is unknown, or differs from --json."""
     given = "text" if given == "txt" else given
@@ -511,8 +551,8 @@ def _checked_format(given: str | None, *, json_lines: bool) -> str:
 
 def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
     """Raise InputError for options that a run on Ray does not have."""
-    if subtitles or options["sound_input"]:
-        raise InputError("--format srt or vtt and --sound-input are not for --ray; leave them out")
+    if subtitles or options["sound_input"] or options["sample_rate"]:
+        raise InputError("--format srt, vtt or tsv, --sound-input and --sample-rate are not for --ray; leave them out")
     if options["resume"] is not None or options["force"] or options["document"]:
         raise InputError("--resume, --force and --document are not for --ray; leave them out")
     if options["escapes"] or options["prompt"] is not None or options["prompt_file"] is not None:

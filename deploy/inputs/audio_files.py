@@ -15,11 +15,14 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.inputs.containers import UNKNOWN_SIZES
+from tightbeam.deploy.inputs.raw_sound import RawSound
 from tightbeam.deploy.inputs.regular_file import not_regular
 from tightbeam.deploy.inputs.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
+    "MAX_HZ",
+    "MIN_HZ",
     "Source",
     "as_samples",
     "audio_blocks",
@@ -33,8 +36,9 @@ __all__ = [
 ]
 
 Samples = npt.NDArray[np.float32]
-Source = str | bytes | Samples | InputError
-"""The name of an audio file, its content, samples float32 [n] at the model's rate, or an error in place of these."""
+Source = str | bytes | Samples | RawSound | InputError
+"""The name of an audio file, its content, samples float32 [n] at the model's rate, raw samples, or an error in place of
+these."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
 CONVERTED = (".m4a", ".mp4", ".aac", ".webm", ".wma")
 """Ends of names of sound that has to be converted first."""
@@ -131,14 +135,19 @@ def read_blocks(
 
 
 def audio_blocks(
-    source: str | bytes | Samples,
+    source: str | bytes | Samples | RawSound,
     rate_hz: int,
     *,
     most_s: float = math.inf,
     on_note: Callable[[str], None] = _ignored,
 ) -> Iterator[Samples]:
-    """Yield the blocks of an audio file, as `read_blocks` does, or of samples float32 [n] at the model's rate."""
-    if isinstance(source, str | bytes):
+    """Yield the blocks of an audio file, as `read_blocks` does, of samples float32 [n] at the model's rate, or of raw
+    samples."""
+    if isinstance(source, RawSound):
+        found_hz = source.format.rate_hz
+        blocks = _checked(source.name, source.blocks(on_note), found_hz, most_s)
+        yield from blocks if found_hz == rate_hz else resampled(blocks, found_hz, rate_hz)
+    elif isinstance(source, str | bytes):
         yield from read_blocks(source, rate_hz, most_s=most_s, on_note=on_note)
     elif fault := audio_fault(source):
         raise InputError(f"the recording {fault}")

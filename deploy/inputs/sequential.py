@@ -139,7 +139,7 @@ class SequentialTranscription:
 
     def _run(self) -> Any:
         """Yield options and features of each sample, and receive its result."""
-        while self.seek < self._recording.frames:
+        while self.seek < self._recording.reach(self.seek + self._window_frames):
             frames = min(self._recording.frames - self.seek, self._window_frames)
             if self._is_quiet(frames):
                 self.seek += frames

@@ -56,7 +56,7 @@ class SourceReader:
 
     def read(self, number: int, source: Any) -> OpenInput:
         """Read a source, or an error in place of one. If it cannot be read, the input has a failure."""
-        named = source if isinstance(source, str) else None
+        named = source if isinstance(source, str) else getattr(source, "name", None)
         result = InputResult(number, self.options.num_return_sequences, source=named)
         try:
             if isinstance(source, InputError):

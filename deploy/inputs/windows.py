@@ -27,6 +27,7 @@ from tightbeam.deploy.inputs.audio_files import Source, audio_blocks, cut
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
+from tightbeam.deploy.inputs.raw_sound import RawSound
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, run_inputs
 from tightbeam.deploy.inputs.sequential import SequentialTranscription
@@ -97,7 +98,7 @@ class _WindowedInput(OpenInput):
         try:
             part.take(result)
             self.on_transcribed(part.transcribed_s - before)
-        except GenerationError as error:  # a prompt that leaves no positions
+        except (GenerationError, InputError) as error:  # a prompt that leaves no positions; sound that cannot be read
             self.failure = error
             return []
         return self._add(part)
@@ -125,6 +126,7 @@ class _WindowedInput(OpenInput):
         text = self._text(model)
         heard = next((part for part in self.parts if part.language is not None), None)
         self.new_segments(model)
+        self.result.seconds = sum(recording.seconds for recording in self.features)  # of sound that came meanwhile, too
         return Output(
             sequences=[tokens],
             scores=None,
@@ -219,8 +221,9 @@ class WindowReader(SourceReader):
             except GenerationError as error:
                 self._obstacle = str(error)
 
-    def open(self, result: InputResult, source: str | bytes | Array) -> OpenInput:
+    def open(self, result: InputResult, source: str | bytes | Array | RawSound) -> OpenInput:
         log_mel, parts = self._log_mel, self._parts(source, result.notes)
+        parts[0].reach(log_mel.frames + 1)  # of sound that is still coming, so much tells whether it is one window
         result.seconds = sum(part.seconds for part in parts)
         self._on_read(result.seconds)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
@@ -243,12 +246,12 @@ class WindowReader(SourceReader):
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array, notes: list[str]) -> list[StoredFeatures]:
+    def _parts(self, source: str | bytes | Array | RawSound, notes: list[str]) -> list[StoredFeatures]:
         """Return the whole recording, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
         blocks = audio_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
-            return [StoredFeatures(log_mel, blocks)]
+            return [StoredFeatures(log_mel, blocks, live=isinstance(source, RawSound) and source.stream is not None)]
         parts = cut(blocks, log_mel.samples)
         first = next(parts)
         second = next(parts, first[:0])

@@ -10,11 +10,12 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import NO_NAME, InputError
@@ -22,6 +23,7 @@ from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.json_line import read_json_line
 from tightbeam.deploy.inputs.lines import parse_ids
+from tightbeam.deploy.inputs.raw_sound import RawSound, wav_beginning
 
 __all__ = [
     "AUDIO_NAMES",
@@ -36,6 +38,7 @@ __all__ = [
     "is_folder",
     "json_objects",
     "recording_on_standard_input",
+    "sound_on_standard_input",
     "visible_files",
 ]
 
@@ -195,6 +198,8 @@ class InputFiles:
         `take_folders`, which has to be called if one is named.
     document : bool
         Each file is one input, with its line breaks.
+    sound : bool
+        Each file is one recording, whatever its name is; so is standard input.
 
     Raises
     ------
@@ -202,10 +207,10 @@ class InputFiles:
         A file cannot be read.
     """
 
-    def __init__(self, names: Sequence[str], *, document: bool = False) -> None:
+    def __init__(self, names: Sequence[str], *, document: bool = False, sound: bool = False) -> None:
         if names.count(STDIN) > 1:
             raise InputError("- (standard input) is named twice; name it once")
-        self._files = [_read(name, document) for name in names]
+        self._files = [_input(name) if sound and not is_folder(name) else _read(name, document) for name in names]
         self._places: deque[Place] = deque()
         self._kind = TEXT
         self._inside: dict[str, str] = {}  # the names of files of folders, within their folders
@@ -375,22 +380,34 @@ def expand_patterns(names: Sequence[str]) -> list[str]:
     return found
 
 
-@contextmanager
-def recording_on_standard_input(sources: Sequence[str]) -> Iterator[str]:
-    """Write the recording on standard input to a temporary file, and give its name."""
+def sound_on_standard_input(option: str, sources: Sequence[str]) -> BinaryIO:
+    """Return standard input, which ``option`` makes the only recording. Raises InputError."""
     if list(sources) != [STDIN]:
-        raise InputError("--sound-input reads one recording from standard input; leave the files out")
+        raise InputError(f"{option} reads one recording from standard input; leave the files out")
     if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("--sound-input: standard input holds no recording; redirect a file or a pipe to it")
+        raise InputError(f"{option}: standard input holds no recording; redirect a file or a pipe to it")
+    return _standard_input()
+
+
+@contextmanager
+def recording_on_standard_input(sources: Sequence[str], *, live: bool) -> Iterator[str | RawSound]:
+    """Give the recording on standard input: the name of a temporary file that it is written to, or with ``live`` the
+    samples of a WAV file as they come through a pipe."""
+    stdin = sound_on_standard_input("--sound-input", sources)
+    begun, own, nbytes = wav_beginning(stdin) if live and not stdin.seekable() else (b"", None, None)
+    if own is not None:
+        yield RawSound("standard input", own, stdin, nbytes)
+        return
     with tempfile.TemporaryDirectory() as folder:
         name = str(Path(folder) / "standard-input.wav")
         with open(name, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, CHUNK_BYTES)
+            file.write(begun)
+            shutil.copyfileobj(stdin, file, CHUNK_BYTES)
         yield name
 
 
-def _standard_input() -> Iterable[bytes]:
-    """Return the lines of standard input, from a reader of its own.
+def _standard_input() -> BinaryIO:
+    """Return standard input as a reader of its own.
 
     A thread may still wait for a line when Python exits, and Python cannot close the common reader then.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -24,6 +24,7 @@ from tightbeam.deploy.inputs.images import run_images
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines
 from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
 from tightbeam.deploy.inputs.output import TextSegment
+from tightbeam.deploy.inputs.raw_sound import RawFormat, RawSound, is_raw_sound
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments
@@ -39,6 +40,7 @@ from tightbeam.deploy.run_model.input_files import (
     expand_patterns,
     json_objects,
     recording_on_standard_input,
+    sound_on_standard_input,
 )
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
@@ -80,8 +82,12 @@ class FileRun(RunOptions):
         Format of subtitles, in place of text.
     sound_input : bool
         Standard input is one recording.
+    raw : RawFormat or None
+        The format of recordings that are raw samples.
     recording_file : str or None
         The file that the recording on standard input was written to.
+    live : RawSound or None
+        The recording on standard input, read while it comes.
     max_words : int or None
         The most words of a subtitle; None for all words of a segment.
     stream : bool
@@ -98,7 +104,9 @@ class FileRun(RunOptions):
     max_rows: int | None
     subtitles: str | None
     sound_input: bool
+    raw: RawFormat | None = None
     recording_file: str | None = None
+    live: RawSound | None = None
     max_words: int | None = None
     stream: bool = False
     prompt: str | None = None
@@ -131,12 +139,23 @@ def run_files(run: FileRun) -> int:
     """
     run = replace(run, sources=expand_patterns(run.sources))
     _check(run)
-    if run.sound_input:
-        with recording_on_standard_input(run.sources) as name:
-            return run_files(replace(run, sources=[name], sound_input=False, recording_file=name))
+    if run.raw is not None and STDIN in run.sources:
+        live = RawSound("standard input", run.raw, sound_on_standard_input("--sample-rate with -", run.sources))
+        run = replace(run, live=live, stream=True)
+    elif run.sound_input:
+        with recording_on_standard_input(run.sources, live=run.stream) as found:
+            if isinstance(found, RawSound):
+                return _run(replace(run, live=found))
+            return _run(replace(run, sources=[found], recording_file=found))
+    return _run(run)
+
+
+def _run(run: FileRun) -> int:
+    """Load the model, and run all inputs."""
     if _is_typed(run) and run.document:  # the text is read whole before the model is loaded
         say("note: reading one text from standard input; end with Ctrl-D")
-    files = InputFiles(list(run.sources), document=run.document)
+    sound = run.raw is not None or run.live is not None
+    files = InputFiles(list(run.sources), document=run.document, sound=sound)
     start = time.perf_counter()
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     load_seconds = time.perf_counter() - start
@@ -182,7 +201,9 @@ class _Run:
         self._escapes_noted = False
         whole = runner.is_speech or runner.reads_images
         by_name = whole and run.line_format.field is None
-        accepts = (is_audio if runner.is_speech else is_image) if by_name else None
+        accepts: Callable[[str], bool] | None = (is_audio if runner.is_speech else is_image) if by_name else None
+        if run.raw is not None and runner.is_speech:
+            accepts = is_raw_sound
         files.take_folders(accepts, "sound files" if runner.is_speech else "image files")
         self._check_kind()
         if by_name:
@@ -232,7 +253,7 @@ class _Run:
             for result in results:
                 if isinstance(result, FoundSegments):
                     with suppress(InputError):  # an error of a file, which is raised again with the result
-                        if run.stream:
+                        if run.stream and run.subtitles is not None:
                             self._show(sink, result.result, result.segments)
                     continue
                 self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
@@ -376,8 +397,10 @@ class _Run:
         if text_only and (runner.is_speech or runner.reads_images):
             options = "--ids, --truncate, --escapes, --document and --prompt-file"
             raise InputError(f"{options} are for text, this is {kind}; leave them out")
-        if not runner.is_speech and self._run.recording_file is not None:
-            raise InputError(f"--sound-input is for speech models, this is {kind}; leave it out")
+        run = self._run
+        if not runner.is_speech and (run.recording_file or run.live or run.raw):
+            option = "--sample-rate" if run.raw else "--sound-input"
+            raise InputError(f"{option} is for speech models, this is {kind}; leave it out")
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
         if not runner.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass {fix} file")
@@ -410,7 +433,12 @@ class _Run:
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
         names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
-        files = names if run.line_format.field is None else file_lines(names, run.line_format.field)
+        files: Iterable[Any] = names if run.line_format.field is None else file_lines(names, run.line_format.field)
+        if run.live is not None:
+            next(iter(lines))  # the place of standard input
+            files = [run.live]
+        elif run.raw is not None:
+            files = (RawSound(name, run.raw) if isinstance(name, str) else name for name in files)
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
         if runner.has_windows:
             how |= {
