@@ -134,9 +134,8 @@ def run_model(
             min=MIN_HZ,
             max=MAX_HZ,
             metavar="HZ",
-            help="Recordings are raw samples (PCM) at this rate, without a header. With - they are transcribed while "
-            "they come, such as from a microphone: arecord -f S16_LE -r 16000 -t raw | run-model BUNDLE - "
-            "--sample-rate 16000.",
+            help="Recordings are raw samples (PCM) at this rate, without a header. With - as the file they are "
+            "transcribed while they come through a pipe, such as from a microphone.",
         ),
     ] = None,
     sample_format: Annotated[
