@@ -65,7 +65,8 @@ class OpenInput:
     def output(self, model: Model) -> Output:
         """Make the output of the input, with its windows joined. Raises BundleError."""
         outputs = self.outputs(model)
-        return join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
+        made = join(outputs) if model.has_windows or len(outputs) > 1 else outputs[0]
+        return replace(made, cut=self.result.cut, cut_side=self.result.cut_side)
 
     def close(self) -> None:
         """Free the data that further samples would be made of."""

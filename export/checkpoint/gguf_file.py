@@ -28,6 +28,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 UNREAD = ("rope.scaling.", "expert_count", "attention.sliding_window")
 """Keys of an architecture that change what the model says, and that transformers does not read."""
 NEUTRAL = (0, "none")
+NO_TOKENIZER = "no_vocab"
 SPECIAL = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -85,7 +86,7 @@ def _describe(path: Path, folder: Path) -> None:
             _check(path, keys, tensors)
             where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
             config = transformers.AutoConfig.from_pretrained(**where, local_files_only=True)
-            if "tokenizer.ggml.model" in keys:
+            if keys.get("tokenizer.ggml.model", NO_TOKENIZER) != NO_TOKENIZER:
                 tokenizer = transformers.AutoTokenizer.from_pretrained(**where, local_files_only=True)
                 tokenizer.save_pretrained(folder)
     except ExportError:

@@ -33,6 +33,8 @@ from tightbeam.deploy.serving.protocol.tensors import (
     SOURCE_TOKENS,
     TEXT,
     TOKEN_SCORES,
+    TRUNCATED_SIDE,
+    TRUNCATED_TOKENS,
 )
 
 __all__ = ["Outcome", "Responder", "tensors_of"]
@@ -201,7 +203,8 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     dict
         TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and if a row has no score; OUTPUT_IDS
         int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
-        SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; if they were asked for
+        SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; TRUNCATED_TOKENS int32 [b, 1] and TRUNCATED_SIDE bytes [b, 1], if a
+        row was cut; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
         SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
         float32 [b, 1], if a row has a language.
@@ -227,6 +230,9 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     ):
         if any(record is not None for record in records):
             found[name] = np.array([[json.dumps(each, ensure_ascii=False).encode()] for each in records], np.object_)
+    if any(output.cut for output in outputs):
+        found[TRUNCATED_TOKENS] = np.array([[output.cut] for output in outputs], np.int32)
+        found[TRUNCATED_SIDE] = np.array([[(output.cut_side or "").encode()] for output in outputs], np.object_)
     if any(output.language is not None for output in outputs):
         found[LANGUAGE] = np.array([[(output.language or "").encode()] for output in outputs], np.object_)
         found[LANGUAGE_PROBABILITY] = np.array([[output.language_probability or 0] for output in outputs], np.float32)

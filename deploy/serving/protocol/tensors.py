@@ -25,6 +25,8 @@ __all__ = [
     "SOURCE_TOKENS",
     "TEXT",
     "TOKEN_SCORES",
+    "TRUNCATED_SIDE",
+    "TRUNCATED_TOKENS",
 ]
 
 TEXT = "TEXT"
@@ -54,6 +56,10 @@ SOURCE_TOKENS = "SOURCE_TOKENS"
 """Output: int32 [b, 1], the tokens of TEXT or INPUT_IDS that the model read; 0 for recordings and images."""
 NEW_TOKENS = "NEW_TOKENS"
 """Output: int32 [b, 1], the tokens generated for a row, in all its sequences."""
+TRUNCATED_TOKENS = "TRUNCATED_TOKENS"
+"""Output of a request that cuts texts: int32 [b, 1], the tokens of each row that ``truncate`` cut off."""
+TRUNCATED_SIDE = "TRUNCATED_SIDE"
+"""Output of a request that cuts texts: string [b, 1], the side that was cut, left or right; empty for a whole row."""
 TOKEN_SCORES = "TOKEN_SCORES"
 """Output with ``return_token_scores``: float32 [b, S, T], of each token of OUTPUT_IDS, 0 for given ones and padding."""
 ALTERNATIVE_IDS = "ALTERNATIVE_IDS"

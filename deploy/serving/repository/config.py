@@ -32,6 +32,8 @@ from tightbeam.deploy.serving.protocol.tensors import (
     SOURCE_TOKENS,
     TEXT,
     TOKEN_SCORES,
+    TRUNCATED_SIDE,
+    TRUNCATED_TOKENS,
 )
 
 __all__ = [
@@ -249,6 +251,9 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(FINISH_REASON, "TYPE_STRING", -1)
     put_output(SOURCE_TOKENS, "TYPE_INT32", 1)
     put_output(NEW_TOKENS, "TYPE_INT32", 1)
+    if text and manifest.reads_text:
+        put_output(TRUNCATED_TOKENS, "TYPE_INT32", 1)
+        put_output(TRUNCATED_SIDE, "TYPE_STRING", 1)
     put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
     put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)

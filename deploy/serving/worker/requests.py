@@ -129,8 +129,11 @@ class RequestParser:
             try:
                 if name in TEXTS:
                     text = _text(value, model.manifest.sizes.max_source)
-                    tokens, _ = model.text.encode(TEXTS[name](text), truncate=truncate, **settings)
-                    opened = OpenInput(InputResult(row), [self._sample(tokens, request, row)])
+                    given = TEXTS[name](text)
+                    tokens, cut = model.text.encode(given, truncate=truncate, **settings)
+                    side = model.text.cut_side(given, truncate) if cut else None
+                    result = InputResult(row, cut=cut, cut_side=side)
+                    opened = OpenInput(result, [self._sample(tokens, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     model.text.check_ids(ids)

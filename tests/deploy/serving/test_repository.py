@@ -97,6 +97,7 @@ def optional(name: str, kind: str, *dims: int) -> dict[str, Any]:
 
 
 LENGTHS = optional("LENGTHS", "TYPE_INT32", 1)
+CUT = [tensor("TRUNCATED_TOKENS", "TYPE_INT32", 1), tensor("TRUNCATED_SIDE", "TYPE_STRING", 1)]
 FOUND = [
     tensor("SCORES", "TYPE_FP32", -1),
     tensor("OUTPUT_IDS", "TYPE_INT64", -1, -1),
@@ -104,6 +105,7 @@ FOUND = [
     tensor("FINISH_REASON", "TYPE_STRING", -1),
     tensor("SOURCE_TOKENS", "TYPE_INT32", 1),
     tensor("NEW_TOKENS", "TYPE_INT32", 1),
+    *CUT,
     tensor("TOKEN_SCORES", "TYPE_FP32", -1, -1),
     tensor("ALTERNATIVE_IDS", "TYPE_INT64", -1, -1, -1),
     tensor("ALTERNATIVE_SCORES", "TYPE_FP32", -1, -1, -1),
@@ -121,7 +123,8 @@ INPUTS = {
 }
 HEARD = [tensor(name, f"TYPE_{kind}", 1) for name, kind in (("SEGMENTS", "STRING"), ("LANGUAGE", "STRING"))]
 HEARD.append(tensor("LANGUAGE_PROBABILITY", "TYPE_FP32", 1))
-OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": FOUND, "speech": [WORDS, *FOUND, *HEARD]}
+WITHOUT_CUT = [each for each in FOUND if each not in CUT]
+OUTPUTS = {"text": [WORDS, *FOUND], "ids_only": WITHOUT_CUT, "speech": [WORDS, *WITHOUT_CUT, *HEARD]}
 
 
 @pytest.mark.parametrize("stream", [False, True])

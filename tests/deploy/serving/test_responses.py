@@ -42,6 +42,12 @@ def test_tensors_of_rows_of_several_lengths() -> None:
     assert (arrays["SOURCE_TOKENS"].tolist(), arrays["NEW_TOKENS"].tolist()) == ([[0], [4]], [[3], [3]])
 
 
+def test_tensors_of_rows_that_were_cut() -> None:
+    arrays = tensors_of([Output([[2]], None, ["a"], cut=7, cut_side="left"), Output([[2]], None, ["b"])], 1)
+    assert (arrays["TRUNCATED_TOKENS"].tolist(), arrays["TRUNCATED_SIDE"].tolist()) == ([[7], [0]], [[b"left"], [b""]])
+    assert arrays["TRUNCATED_TOKENS"].dtype == np.int32
+
+
 def test_tensors_of_greedy_search_without_a_tokenizer() -> None:
     arrays = tensors_of([Output([[2, 5]], None, None), Output([[]], None, None)], 0)
     assert arrays["TEXT"].tolist() == [[b""], [b""]]

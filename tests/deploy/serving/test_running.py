@@ -192,6 +192,8 @@ def test_truncate_applies_to_its_own_request(bart: Runner, gpt2: Runner) -> None
         assert cut and log.stats.prefills == 1
         assert_same(log.outputs(0)[0], alone(runner, tokens, settings))
         assert_same(log.outputs(1)[0], alone(runner, runner.encode("a small town")[0], settings))
+        side = "left" if runner is gpt2 else "right"
+        assert [(own.cut, own.cut_side) for own in log.outputs(0) + log.outputs(1)] == [(cut, side), (0, None)]
         assert list(log.refusals()) == [2]
         assert "longer than" in log.refusals()[2].message and "truncate" in log.refusals()[2].message
 

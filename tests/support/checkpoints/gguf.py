@@ -86,6 +86,8 @@ def write_gguf(
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(f"{architecture}.{name}", value)
     if tokenizer:
         _add_tokenizer(writer)
+    else:
+        writer.add_tokenizer_model("no_vocab")  # as llama.cpp writes it
     quantization = gguf.GGMLQuantizationType[kind]
     for name, tensor in model.state_dict().items():
         stem, _, last = name.rpartition(".")
