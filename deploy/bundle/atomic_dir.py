@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["write_folder"]
 
 Made = TypeVar("Made")
+HERE, EXCHANGE = -100, 2
+"""``AT_FDCWD`` and ``RENAME_EXCHANGE`` of Linux."""
 
 
 def write_folder(
@@ -19,13 +25,16 @@ def write_folder(
 ) -> Made:
     """Write a folder atomically: it gets the name ``destination`` when it is complete. A failure leaves nothing.
 
+    A process that is killed leaves its incomplete folder. The next writer of the same folder removes it.
+
     Parameters
     ----------
     destination : Path
     fill : callable
         Writes into an empty folder.
     force : bool
-        Replace an existing folder, at the very end.
+        Replace an existing folder, at the very end. The two change places in one step where the system can do that, so
+        there is no moment without a folder of this name.
     workplace : Path, optional
         Parent of the incomplete folder, on the same disk; by default the parent of ``destination``.
 
@@ -39,30 +48,75 @@ def write_folder(
         A folder cannot be written. Exceptions of ``fill`` are not caught.
     """
     workplace = workplace or destination.absolute().parent
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.partial-", dir=workplace))
-    try:
-        partial.chmod(0o755)
+    prefix = f".{destination.name}.partial-"
+    _remove_left_behind(workplace, prefix)
+    with _locked_folder(workplace / f"{prefix}{secrets.token_hex(4)}") as partial:
         made = fill(partial)
         _sync(partial)
-        _move_into_place(partial, destination, workplace, force=force)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _move_into_place(partial, destination, force=force)
     return made
 
 
-def _move_into_place(partial: Path, destination: Path, workplace: Path, *, force: bool) -> None:
-    if force and destination.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old-", dir=workplace))
+@contextmanager
+def _locked_folder(path: Path) -> Iterator[Path]:
+    """Context with a new folder, which is removed at the end unless it has another name then. It is locked until the
+    process ends at the latest, if the file system has locks."""
+    new = path.with_name(f".new-{secrets.token_hex(8)}")
+    new.mkdir()
+    descriptor = os.open(new, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(path)  # it has its name when it is locked
+        yield path
+    finally:
+        os.close(descriptor)
+        if path.is_symlink():  # what it replaced
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _remove_left_behind(workplace: Path, prefix: str) -> None:
+    """Remove the incomplete folders whose writers were killed: nobody has locked them."""
+    for folder in workplace.iterdir():
+        if folder.name.startswith(prefix) and folder.is_dir() and not folder.is_symlink():
+            with suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
+
+
+def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+    """Rename a folder. With ``force`` the folder that was there gets the name ``partial``, for the caller to remove."""
+    if not force or not destination.exists():
+        partial.rename(destination)
+    elif not _exchanged(partial, destination):
+        old = partial.with_name(f"{partial.name}.old")
         try:
-            destination.rename(old / destination.name)
+            destination.rename(old)
             partial.rename(destination)
         finally:
             if not destination.exists():  # after an error or Ctrl-C the old one is restored
-                (old / destination.name).rename(destination)
+                old.rename(destination)
             shutil.rmtree(old, ignore_errors=True)
-    else:
-        partial.rename(destination)
     _sync_entry(destination.absolute().parent)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    """Exchange the names of two folders in one step; returns False if the system cannot do that."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(HERE, os.fsencode(first), HERE, os.fsencode(second), EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):  # of the file system, or of the kernel
+        return False
+    raise OSError(code, os.strerror(code), str(second))
 
 
 def _sync(folder: Path) -> None:

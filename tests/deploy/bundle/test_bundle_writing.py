@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError
+from tightbeam.deploy.bundle import atomic_dir
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export import ExportError, export_model
@@ -111,10 +113,12 @@ def test_no_space_at_the_last_sync(tmp_path: Path, fill: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")], ids=["ctrl-c", "error"])
-@pytest.mark.parametrize("failing_rename", [1, 2])
+@pytest.mark.parametrize("failing_rename", [1, 2, 3])
 def test_failure_while_replacing_keeps_the_old_bundle(
     tmp_path: Path, fill: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing_rename: int
 ) -> None:
+    """On a file system that cannot exchange two names: the folder gets its first name, and the two change places."""
+    monkeypatch.setattr(atomic_dir, "_exchanged", lambda first, second: False)
     write_bundle(tmp_path / "out", fill)
     (tmp_path / "out" / "mine").write_text("the old one")
     calls = 0
@@ -158,8 +162,46 @@ def test_kill_while_writing(tmp_path: Path, fill: Any, existing: bool) -> None:
         process.send_signal(signal.SIGKILL)
     assert target.exists() == existing
     assert content(target) == before
+    assert len(list(tmp_path.glob(".out.partial-*"))) == 1
     write_bundle(target, fill, force=existing)
     assert Bundle.load(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "the next writer removes what was left behind"
+
+
+def test_the_folder_of_a_running_writer_is_left_alone(tmp_path: Path, fill: Any) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        (running,) = tmp_path.glob(".out.partial-*")
+        write_bundle(tmp_path / "out", fill)
+        assert running.exists()
+        process.kill()
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        atomic_dir.write_folder(tmp_path / "out", lambda folder: None)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_a_bundle_is_replaced_without_a_moment_that_lacks_it(
+    tmp_path: Path, fill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "out", fill)
+    renamed = []
+    rename = Path.rename
+
+    def recorded(path: Path, target: Path) -> Path:
+        renamed.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", recorded)
+    write_bundle(tmp_path / "out", fill, force=True)
+    assert "out" not in renamed
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def cannot_write(target: Path, *parts: str, force: bool = False) -> None:

@@ -364,6 +364,7 @@ def test_a_repository_on_a_disk_that_is_read_only(
     triton_repo(text, tmp_path).wrote()
     before = content(tmp_path)
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     for options in (["--name", "n"], ["--force"], ["--next-version"]):
         triton_repo(text, tmp_path, *options).refused("cannot write ", "Read-only file system; nothing was left behind")
     assert content(tmp_path) == before
