@@ -124,8 +124,8 @@ def run_model(
         bool,
         typer.Option(
             "--sound-input",
-            help="Standard input is one recording, in place of names; speech models only. With --stream a WAV file is "
-            "transcribed while it comes through a pipe.",
+            help="Read standard input as one recording, in place of names of files; for speech models. With --stream a "
+            "WAV file is transcribed while it comes through a pipe.",
         ),
     ] = False,
     sample_rate: Annotated[
@@ -194,7 +194,8 @@ def run_model(
         int | None,
         typer.Option(
             min=1,
-            help="Rows (inputs x beams) that run together, in place of --batch-size, if lines have beams of their own.",
+            help="The most rows (inputs x beams) that run together, in place of --batch-size; for lines that set their "
+            "own number of beams.",
         ),
     ] = None,
     engine: Annotated[
@@ -220,23 +221,31 @@ def run_model(
         ),
     ] = None,
     num_beam_groups: Annotated[
-        int | None, typer.Option(help="Groups of beams; each group avoids the tokens that earlier groups choose.")
+        int | None,
+        typer.Option(
+            help="Number of groups of the beams, in diverse beam search; each group avoids the tokens that earlier "
+            "groups choose."
+        ),
     ] = None,
     diversity_penalty: Annotated[
         float | None,
-        typer.Option(help="Penalty on a token for each beam of an earlier group that chose it in this step."),
+        typer.Option(
+            help="Penalty on a token for each beam of an earlier group that chose it in this step; with "
+            "--num-beam-groups."
+        ),
     ] = None,
     do_sample: Annotated[
         bool | None,
         typer.Option(
-            "--do-sample/--no-do-sample", help="Draw each token from the model's distribution, in place of the best."
+            "--do-sample/--no-do-sample",
+            help="Draw each token from the model's distribution, in place of taking the best one.",
         ),
     ] = None,
     temperature: Annotated[
         str | None,
         typer.Option(
-            help="Divisor of the scores before tokens are drawn; below 1 favours likely tokens. For Whisper, one value "
-            "for each attempt at a window, such as 0,0.2,0.4."
+            help="With --do-sample: divisor of the scores before a token is drawn; below 1 favours likely tokens. For "
+            "Whisper: one value for each attempt at a window, such as 0,0.2,0.4."
         ),
     ] = None,
     top_k: Annotated[
@@ -295,8 +304,8 @@ def run_model(
         bool | None,
         typer.Option(
             "--return-timestamps/--no-return-timestamps",
-            help="Predict timestamps, and cut recordings into windows by them: the default beyond one window; "
-            "Whisper only.",
+            help="Predict timestamps, and begin each window where the last segment ended; the default for recordings "
+            "longer than a window. Whisper only.",
         ),
     ] = None,
     return_token_timestamps: Annotated[
@@ -327,8 +336,8 @@ def run_model(
     prompt_condition_type: Annotated[
         str | None,
         typer.Option(
-            help="Windows that begin with the prompt: first-segment, or all-segments, with --condition-on-prev-tokens; "
-            "Whisper only."
+            help="Windows that begin with --prompt: first-segment, the first window; or all-segments, all of them, with "
+            "--condition-on-prev-tokens. Whisper only."
         ),
     ] = None,
     decoder_input_text: Annotated[
@@ -341,18 +350,22 @@ def run_model(
     compression_ratio_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Run a window again at the next --temperature if its tokens repeat more than this; Whisper only."
+            help="Run a window again at the next --temperature if its tokens can be compressed by more than this "
+            "factor, which shows that they repeat. Whisper only."
         ),
     ] = None,
     logprob_threshold: Annotated[
         float | None,
-        typer.Option(help="Run a window again if the mean log-probability of its tokens is below this; Whisper only."),
+        typer.Option(
+            help="Run a window again at the next --temperature if the mean log-probability of its tokens is below "
+            "this. Whisper only."
+        ),
     ] = None,
     no_speech_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Skip a window if its probability of no speech is above this and its tokens are unlikely; Whisper "
-            "only."
+            help="Skip a window if its probability of no speech is above this, and the mean log-probability of its "
+            "tokens is below --logprob-threshold. Whisper only."
         ),
     ] = None,
     silence_threshold_db: Annotated[
@@ -371,7 +384,7 @@ def run_model(
         ),
     ] = None,
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="Forbid any n-gram of this size to occur twice.")
+        int | None, typer.Option(help="Forbid any n-gram of this size to occur twice; 0 is off.")
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Penalty on tokens that occurred before; above 1 makes them less likely.")
