@@ -336,8 +336,8 @@ def run_model(
     prompt_condition_type: Annotated[
         str | None,
         typer.Option(
-            help="Windows that begin with --prompt: first-segment, the first window; or all-segments, all of them, with "
-            "--condition-on-prev-tokens. Whisper only."
+            help="Windows that begin with --prompt: first-segment, the first window; or all-segments, all windows, "
+            "with --condition-on-prev-tokens. Whisper only."
         ),
     ] = None,
     decoder_input_text: Annotated[
