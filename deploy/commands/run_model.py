@@ -117,7 +117,9 @@ def run_model(
         bool,
         typer.Option(
             "--stream",
-            help="Write the subtitles of a recording as its windows are done; with --format srt or vtt.",
+            help="Write the text of each input in pieces, as soon as no later token can change them; with --json an "
+            "object for each piece, before that of the result. With --format srt or vtt, write the subtitles of a "
+            "recording as its windows are done.",
         ),
     ] = False,
     sound_input: Annotated[
@@ -450,7 +452,7 @@ def run_model(
     """
     # A parameter with the name of a generation setting is the option of that setting.
     settings = {field.name: context.params[field.name] for field in FIELDS if field.name in context.params}
-    with _errors_in_one_line(FrontEnd("command line", settings)):
+    with _errors_in_one_line(FrontEnd("command line", settings), whole=not stream or result_format in FORMATS):
         cut = truncation_of(truncate)
         if ids and cut:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
@@ -468,8 +470,6 @@ def run_model(
         subtitles = result_format if result_format in FORMATS else None
         if max_words_per_line is not None and not (return_token_timestamps and subtitles):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
-        if stream and not subtitles:
-            raise InputError("--stream writes subtitles as windows are done; pass --format srt or vtt, or leave it out")
         raw = _raw_format(sample_rate, sample_format, sample_channels)
         if raw is not None and (sound_input or json_input is not None):
             raise InputError("--sample-rate does not go with --sound-input or --json-input; leave one out, and pass -")
@@ -521,15 +521,15 @@ def run_model(
 
 
 @contextmanager
-def _errors_in_one_line(front_end: FrontEnd) -> Iterator[None]:
-    """Print the error of a run in one line, and exit with its code."""
+def _errors_in_one_line(front_end: FrontEnd, *, whole: bool) -> Iterator[None]:
+    """Print the error of a run in one line, and exit with its code. An interrupted run has ``whole`` results."""
     try:
         yield
     except (BundleError, GenerationError, InputError) as error:
         say(f"error: {message_for(front_end, error)}")
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        say("error: interrupted; the results written so far are whole")
+        say(f"error: interrupted{'; the results written so far are whole' if whole else ''}")
         raise typer.Exit(130) from None
     except BrokenPipeError:  # the reader has closed the pipe
         drop_output()
@@ -565,6 +565,8 @@ def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
     """Raise InputError for options that a run on Ray does not have."""
     if subtitles or options["sound_input"] or options["sample_rate"]:
         raise InputError("--format srt, vtt or tsv, --sound-input and --sample-rate are not for --ray; leave them out")
+    if options["stream"]:
+        raise InputError("--stream is not for --ray, which writes whole results; leave one out")
     if options["resume"] is not None or options["force"] or options["document"]:
         raise InputError("--resume, --force and --document are not for --ray; leave them out")
     if options["escapes"] or options["prompt"] is not None or options["prompt_file"] is not None:

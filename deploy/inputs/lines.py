@@ -14,11 +14,11 @@ from tightbeam.deploy.inputs.json_line import in_json, read_json_line, read_sett
 from tightbeam.deploy.inputs.newlines import unescaped
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.inputs.run import finished, run_inputs
+from tightbeam.deploy.inputs.run import FoundSegments, FoundText, finished, run_inputs
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.text.truncation import Truncation
 
-__all__ = ["LineFormat", "parse_ids", "run_lines"]
+__all__ = ["LineFormat", "parse_ids", "run_lines", "stream_lines"]
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,61 @@ def run_lines(
     InputError
         The lines are text, and the bundle has no tokenizer.
     """
+    lines_run = _run(model, lines, line_format, batch_size, max_rows, typed, first, settings or {}, stream=False)
+    for done in finished(lines_run):
+        yield done.result
+
+
+def stream_lines(
+    model: Model,
+    lines: Iterable[bytes],
+    line_format: LineFormat = LineFormat(),
+    *,
+    batch_size: int = 8,
+    max_rows: int | None = None,
+    typed: bool = False,
+    first: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> Generator[FoundText | InputResult, None, None]:
+    """Generate for every line like `run_lines`, and give the best text of each line in pieces before its result.
+
+    The arguments and the errors are those of `run_lines`. The lines run together; the pieces of a line come behind the
+    result of the line before it.
+
+    Yields
+    ------
+    FoundText or InputResult
+    """
     settings = settings or {}
+    model.text.require_tokenizer()
+    for item in _run(model, lines, line_format, batch_size, max_rows, typed, first, settings, stream=True):
+        if isinstance(item, FoundText):
+            yield item
+        elif isinstance(item, OpenInput):
+            yield item.result
+
+
+def _run(
+    model: Model,
+    lines: Iterable[bytes],
+    line_format: LineFormat,
+    batch_size: int,
+    max_rows: int | None,
+    typed: bool,
+    first: int,
+    settings: Mapping[str, Any],
+    *,
+    stream: bool,
+) -> Iterator[OpenInput | FoundSegments | FoundText]:
+    """Run lines as `run_lines` does, and yield the items of `run_inputs`."""
     options = model.settings.options(**settings)
     if not line_format.ids:
         model.text.require_tokenizer()
     most = max_rows or batch_size * options.num_beams
     reader = _Reader(model, line_format, settings, most, options.num_return_sequences)
     reader.check(settings)
-    for done in finished(
-        run_inputs(
-            model, map(reader.read, _numbered(lines, first, exact=line_format.exact)), max_rows=most, typed=typed
-        )
-    ):
-        yield done.result
+    inputs = map(reader.read, _numbered(lines, first, exact=line_format.exact))
+    yield from run_inputs(model, inputs, max_rows=most, typed=typed, stream=stream)
 
 
 def _numbered(lines: Iterable[bytes], first: int, *, exact: bool) -> Iterator[tuple[int, bytes]]:

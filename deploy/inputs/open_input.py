@@ -9,6 +9,7 @@ from itertools import islice
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.inputs.output import Output, TextSegment, join, output_of
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
@@ -31,6 +32,8 @@ class OpenInput:
         Results by the samples' numbers.
     made : Output or None
         The output, once the input is finished.
+    pieces : TextPieces or None
+        The pieces of its text that were found, if they are asked for.
     """
 
     result: InputResult
@@ -38,6 +41,7 @@ class OpenInput:
     failure: ValueError | None = None
     found: dict[int, SearchResult] = field(default_factory=dict)
     made: Output | None = None
+    pieces: TextPieces | None = None
 
     @property
     def done(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import FinishReason, Scored, SearchResult
-from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText
+from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText, StrippedText, TextFilter
 from tightbeam.deploy.text.truncation import Side
 
 __all__ = [
@@ -214,16 +214,17 @@ def text_of(model: Model, sequence: Sequence[int]) -> str:
     return TIMESTAMP.sub("", text) if model.has_windows else text
 
 
-def detokenizer_of(model: Model) -> IncrementalDetokenizer:
-    """Return a detokenizer whose pieces join to what `text_of` returns.
+def detokenizer_of(model: Model, *, stripped: bool = False) -> IncrementalDetokenizer:
+    """Return a detokenizer whose pieces join to what `text_of` returns, or to that text ``stripped`` of whitespace.
 
     Raises
     ------
     InputError
         The bundle has no tokenizer.
     """
-    removed = RemovedText(TIMESTAMP, BEGUN) if model.has_windows else None
-    return IncrementalDetokenizer(model.text.decode, model.text.decoder_rules, removed)
+    filters: list[TextFilter] = [RemovedText(TIMESTAMP, BEGUN)] if model.has_windows else []
+    filters += [StrippedText()] if stripped else []
+    return IncrementalDetokenizer(model.text.decode, model.text.decoder_rules, filters)
 
 
 def join(windows: Sequence[Output]) -> Output:

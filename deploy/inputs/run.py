@@ -10,12 +10,13 @@ from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.read_ahead import CAPACITY, ReadAhead
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.queue import WINDOW
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 
-__all__ = ["FoundSegments", "finished", "run_inputs"]
+__all__ = ["FoundSegments", "FoundText", "finished", "run_inputs"]
 
 MOST_OPEN = 1024
 """The most inputs that are read and have not been returned: without a result, or behind an earlier input."""
@@ -31,6 +32,14 @@ class FoundSegments:
     segments: list[TextSegment]
 
 
+@dataclass(frozen=True)
+class FoundText:
+    """A piece of the text of an input, and its result, which is empty before the last piece."""
+
+    result: InputResult
+    text: str
+
+
 def run_inputs(
     model: Model,
     inputs: Iterable[OpenInput],
@@ -39,7 +48,8 @@ def run_inputs(
     typed: bool = False,
     ahead: int = CAPACITY,
     most_open: int = MOST_OPEN,
-) -> Iterator[OpenInput | FoundSegments]:
+    stream: bool = False,
+) -> Iterator[OpenInput | FoundSegments | FoundText]:
     """Run inputs in two threads, with bounded queues between them and the caller: a slow caller slows them down.
 
     Parameters
@@ -57,23 +67,28 @@ def run_inputs(
     most_open
         The most inputs that run, or whose results wait for an earlier input's.
 
+    stream
+        Give the best text of each input in pieces, too.
+
     Yields
     ------
-    OpenInput or FoundSegments
-        Every input, finished, in order. The segments of a recording come as they are found, behind everything that
-        belongs to earlier inputs.
+    OpenInput, FoundSegments or FoundText
+        Every input, finished, in order. The segments of a recording and pieces of text come as they are found, behind
+        everything that belongs to earlier inputs.
     """
     read = ReadAhead(inputs, ahead)
     scheduler = model.scheduler(max_rows, _StopBeforeEncoding(read))
-    done = ReadAhead(_run(scheduler, read, model, typed=typed, most_open=most_open), joined=True)
+    done = ReadAhead(_run(scheduler, read, model, typed=typed, most_open=most_open, stream=stream), joined=True)
     with done, read:
         while (item := done.get()) is not None:
             if isinstance(item, OpenInput):
                 item.finish(model)
+                if item.pieces is not None and item.result.texts and (rest := item.pieces.rest(item.result.texts[0])):
+                    yield FoundText(item.result, rest)
             yield item
 
 
-def finished(items: Iterable[OpenInput | FoundSegments]) -> Iterator[OpenInput]:
+def finished(items: Iterable[OpenInput | FoundSegments | FoundText]) -> Iterator[OpenInput]:
     """Yield the finished inputs among the items of `run_inputs`."""
     for item in items:
         if isinstance(item, OpenInput):
@@ -96,9 +111,9 @@ class _StopBeforeEncoding(NullEvents):
 
 
 def _run(
-    scheduler: Scheduler, read: ReadAhead[OpenInput], model: Model, *, typed: bool, most_open: int
-) -> Iterator[OpenInput | FoundSegments]:
-    """Run inputs as they come, and yield them in their order, each behind its segments."""
+    scheduler: Scheduler, read: ReadAhead[OpenInput], model: Model, *, typed: bool, most_open: int, stream: bool
+) -> Iterator[OpenInput | FoundSegments | FoundText]:
+    """Run inputs as they come, and yield them in their order, each behind its segments and the pieces of its text."""
     inputs: dict[int, OpenInput] = {}  # by line number, in order
     owners: dict[int, OpenInput] = {}  # by sample number
     try:
@@ -118,6 +133,8 @@ def _run(
             for number in list(inputs):
                 if segments := _new_segments(inputs[number], model):
                     yield FoundSegments(inputs[number].result, segments)
+                if stream and (text := _new_text(inputs[number], segments, model, scheduler)):
+                    yield FoundText(inputs[number].result, text)
                 if not inputs[number].done:
                     break
                 yield inputs.pop(number)
@@ -137,6 +154,19 @@ def _new_segments(each: OpenInput, model: Model) -> list[TextSegment]:
         return [] if each.failure is not None else each.new_segments(model)
     except BundleError:  # from the tokenizer; it is raised again for the whole input
         return []
+
+
+def _new_text(each: OpenInput, segments: list[TextSegment], model: Model, scheduler: Scheduler) -> str:
+    """Return the text that is certain since the last call, with that of new segments; none if the input has failed."""
+    if each.pieces is None:
+        each.pieces = TextPieces(model)
+    try:
+        text = each.pieces.of_segments(segments)
+        if each.failure is None and not each.done and each.is_one_sample:
+            text += each.pieces.of_sample(scheduler, each.samples[0])
+    except BundleError:  # from the tokenizer; it is raised again for the whole input
+        return ""
+    return text
 
 
 def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:

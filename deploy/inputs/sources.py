@@ -15,7 +15,7 @@ from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.json_line import TRUNCATE, in_json, settings_of_line
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.inputs.run import MOST_OPEN, FoundSegments, run_inputs
+from tightbeam.deploy.inputs.run import MOST_OPEN, FoundSegments, FoundText, run_inputs
 from tightbeam.deploy.model.model import Model
 
 __all__ = ["MakeReader", "SourceReader", "check_count", "check_recordings", "run_sources"]
@@ -134,7 +134,8 @@ def run_sources(
     typed: bool,
     ahead: int,
     most_open: int = MOST_OPEN,
-) -> Iterator[OpenInput | FoundSegments]:
+    stream: bool = False,
+) -> Iterator[OpenInput | FoundSegments | FoundText]:
     """Generate for sources. Several run together while the next ones are read.
 
     Parameters
@@ -149,12 +150,12 @@ def run_sources(
         Settings of ``model.generate`` for all sources.
     batch_size
         The most samples in the running batch, with the number of beams in these settings.
-    typed, ahead, most_open
+    typed, ahead, most_open, stream
         Arguments of `run_inputs`.
 
     Yields
     ------
-    OpenInput or FoundSegments
+    OpenInput, FoundSegments or FoundText
         The items of `run_inputs`. The input of an unreadable source has a ``failure``.
 
     Raises
@@ -164,7 +165,8 @@ def run_sources(
     """
     reader = _LineReader(model, make, settings, batch_size)
     inputs = (reader.read(number, source) for number, source in enumerate(sources, start=1))
-    yield from run_inputs(model, inputs, max_rows=reader.max_rows, typed=typed, ahead=ahead, most_open=most_open)
+    how: dict[str, Any] = {"typed": typed, "ahead": ahead, "most_open": most_open, "stream": stream}
+    yield from run_inputs(model, inputs, max_rows=reader.max_rows, **how)
 
 
 def check_count(name: str, count: Any, counted: str) -> None:

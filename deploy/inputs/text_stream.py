@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from tightbeam.deploy.errors import GenerationError
-from tightbeam.deploy.inputs.output import Output, detokenizer_of, output_of
+from tightbeam.deploy.inputs.output import Output, output_of
+from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
@@ -134,17 +135,14 @@ class AsyncTextStream(AsyncIterator[str]):
 def _pieces(model: Model, sample: Sample, state: _State) -> Generator[str]:
     """Run a sample, and yield its text in pieces. Its result is in ``state`` before the last piece is yielded."""
     scheduler = model.scheduler(sample.options.num_beams)
-    detokenizer = detokenizer_of(model)
-    known = sample.prompt_length
+    pieces = TextPieces(model)
     ended: list[FinishedSample | FailedSample] = []
     try:
         scheduler.add(sample)
         while not (ended := scheduler.turn()):
             if state.closed:
                 return
-            tokens = scheduler.certain(sample.number, known).tolist()
-            known += len(tokens)
-            if piece := "".join(map(detokenizer.add, tokens)):
+            if piece := pieces.of_sample(scheduler, sample):
                 yield piece
     finally:
         scheduler.close()
@@ -154,5 +152,5 @@ def _pieces(model: Model, sample: Sample, state: _State) -> Generator[str]:
     output = output_of(model, only.result, sample)
     assert output.texts is not None
     state.result = output
-    if piece := detokenizer.rest(output.texts[0]):
+    if piece := pieces.rest(output.texts[0]):
         yield piece

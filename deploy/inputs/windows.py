@@ -29,7 +29,7 @@ from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
 from tightbeam.deploy.inputs.raw_sound import RawSound
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.inputs.run import FoundSegments, run_inputs
+from tightbeam.deploy.inputs.run import FoundSegments, FoundText, run_inputs
 from tightbeam.deploy.inputs.sequential import SequentialTranscription
 from tightbeam.deploy.inputs.sources import SourceReader, run_sources
 from tightbeam.deploy.inputs.words import words_of
@@ -278,9 +278,10 @@ def run_windows(
     batch_size: int,
     settings: Mapping[str, Any],
     typed: bool = False,
+    stream: bool = False,
     on_transcribed: Callable[[float], None] = lambda seconds: None,
     on_read: Callable[[float], None] = lambda seconds: None,
-) -> Iterator[OpenInput | FoundSegments]:
+) -> Iterator[OpenInput | FoundSegments | FoundText]:
     """Transcribe recordings. Windows of several recordings run together while the next ones are read.
 
     Parameters
@@ -295,6 +296,8 @@ def run_windows(
         Settings of ``model.generate``.
     typed
         Names may come slowly, so files that are there do not wait for others.
+    stream
+        Give the text of each recording in pieces, too.
     on_transcribed
         Called with seconds of audio as they are transcribed by timestamps.
     on_read
@@ -302,7 +305,7 @@ def run_windows(
 
     Yields
     ------
-    OpenInput or FoundSegments
+    OpenInput, FoundSegments or FoundText
         The items of `run_inputs`. The input of a recording that cannot be transcribed has a ``failure``.
 
     Raises
@@ -311,7 +314,7 @@ def run_windows(
         A setting is wrong; raised before anything is read.
     """
     make = partial(WindowReader, on_transcribed=on_transcribed, on_read=on_read)
-    how: dict[str, Any] = {"batch_size": batch_size, "typed": typed, "ahead": FILES_AHEAD}
+    how: dict[str, Any] = {"batch_size": batch_size, "typed": typed, "ahead": FILES_AHEAD, "stream": stream}
     return run_sources(model, make, sources, settings, most_open=batch_size + FILES_AHEAD, **how)
 
 
@@ -348,9 +351,9 @@ def stream_segments(
     return _segments_of(run_inputs(model, [opened], max_rows=batch_size * reader.options.num_beams))
 
 
-def _segments_of(items: Iterator[OpenInput | FoundSegments]) -> Iterator[TextSegment]:
+def _segments_of(items: Iterator[OpenInput | FoundSegments | FoundText]) -> Iterator[TextSegment]:
     for item in items:
         if isinstance(item, FoundSegments):
             yield from item.segments
-        elif item.failure is not None:
+        elif isinstance(item, OpenInput) and item.failure is not None:
             raise item.failure

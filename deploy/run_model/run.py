@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -21,13 +22,14 @@ from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.file_lines import file_lines, named_files
 from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.images import run_images
-from tightbeam.deploy.inputs.lines import LineFormat, run_lines
+from tightbeam.deploy.inputs.lines import LineFormat, run_lines, stream_lines
 from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
+from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.raw_sound import RawFormat, RawSound, is_raw_sound
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.inputs.run import FoundSegments
+from tightbeam.deploy.inputs.run import FoundSegments, FoundText
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
@@ -47,6 +49,7 @@ from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_ou
 from tightbeam.deploy.run_model.progress import progress_of
 from tightbeam.deploy.run_model.result_folder import ResultFolder, names_folder
 from tightbeam.deploy.run_model.resume import WrittenResults, read_written
+from tightbeam.deploy.run_model.streamed_line import StreamedLine
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 from tightbeam.deploy.runner import Runner
@@ -91,7 +94,8 @@ class FileRun(RunOptions):
     max_words : int or None
         The most words of a subtitle; None for all words of a segment.
     stream : bool
-        Write subtitles as the windows of a recording are done.
+        Write each text in pieces, as soon as no later token can change them, or subtitles as the windows of a recording
+        are done.
     """
 
     output: str
@@ -177,6 +181,8 @@ def _check(run: FileRun) -> None:
             raise InputError("--resume names the output, and replaces nothing; leave --output and --force out")
         if run.resume == STDOUT:
             raise InputError("--resume - is standard output, which keeps no results; name the file that has them")
+        if run.stream:
+            raise InputError("--resume needs whole results, and --stream writes pieces; leave one out")
     if run.resume is not None or not names_folder(run.output):
         check_output(run.target, run.force, run.sources, option=run.option)
 
@@ -198,6 +204,8 @@ class _Run:
         self._run, self._files, self._runner = run, files, runner
         self._shown = ExitStack()  # the file of subtitles that is being written
         self._writer: SubtitleWriter | None = None
+        self._place: Place | None = None  # of the input of which pieces are written
+        self._line: StreamedLine | None = None  # of that input
         self._escapes_noted = False
         whole = runner.is_speech or runner.reads_images
         by_name = whole and run.line_format.field is None
@@ -256,9 +264,11 @@ class _Run:
                         if run.stream and run.subtitles is not None:
                             self._show(sink, result.result, result.segments)
                     continue
+                if isinstance(result, FoundText):
+                    self._write_piece(sink, result)
+                    continue
                 self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
-                place = files.next_place()
-                result.number, result.file = place.number, place.file if files.several else None
+                place, self._place = self._place_of(result), None
                 if result.error is not None and run.recording_file is not None:
                     result.error = result.error.replace(run.recording_file, "standard input")
                 self._write(sink, result, place)
@@ -276,6 +286,30 @@ class _Run:
             say(f"error: {summary.failed} of the {self._unit}s could not be run; each is named above")
         return 1 if summary.failed else 0
 
+    def _place_of(self, result: InputResult) -> Place:
+        """Return the place of the present input, which its result then names."""
+        if self._place is None:
+            self._place = self._files.next_place()
+        result.number, result.file = self._place.number, self._place.file if self._files.several else None
+        return self._place
+
+    def _prefix(self, place: Place) -> str:
+        """Return what stands before each text of an input: the name of its file, as in the lines of grep."""
+        return f"{printable(place.file)}\t" if self._files.several and place.is_input else ""
+
+    def _write_piece(self, sink: TextIO, found: FoundText) -> None:
+        """Write a piece of the text of the present input."""
+        self._runner.wait_for_weights()
+        place, result = self._place_of(found.result), found.result
+        if self._run.json_lines:
+            file = {} if result.file is None else {"file": result.file}
+            record = {**file, "line": result.number, "piece": found.text}
+            sink.write(f"{json.dumps(record, ensure_ascii=False)}\n")
+        else:
+            self._line = self._line or StreamedLine(self._newlines, self._prefix(place))
+            sink.write(self._line.add(found.text))
+        sink.flush()
+
     def _write(self, sink: TextIO, result: InputResult, place: Place) -> None:
         """Write a result in the requested format: in a folder to a file of its own."""
         run = self._run
@@ -285,15 +319,17 @@ class _Run:
             if self._folder is not None:
                 self._write_file(self._folder, result, line)
                 return
-            if self._files.several and place.is_input and not run.json_lines:  # as grep names the files of its lines
-                line = "\n".join(f"{printable(place.file)}\t{own}" for own in line.split("\n"))
+            if not run.json_lines:
+                line = "\n".join(f"{self._prefix(place)}{own}" for own in line.split("\n"))
+            if self._line is not None:
+                line = self._line.rest(line)
             sink.write(f"{line}\n")  # in one call, so that Ctrl-C leaves whole lines
         elif result.error is None:
             try:
                 self._show(sink, result, (result.segments or []) if self._writer is None else [])
             except InputError as error:
                 result.error = str(error)
-        self._writer = None
+        self._writer = self._line = None
         self._shown.close()
         sink.flush()
 
@@ -366,6 +402,8 @@ class _Run:
             return
         if not whole:
             raise InputError(f"{run.output} is a folder; pass --output the name of a file")
+        if run.stream and run.subtitles is None:
+            raise InputError(f"{run.output} is a folder, and --stream writes pieces to one file; pass its name")
         if run.line_format.field is not None:
             raise InputError(f"{run.output} is a folder, and --json-input writes lines; pass the name of a file")
         self._make_folder(run.subtitles or ("json" if run.json_lines else "txt"))
@@ -404,6 +442,10 @@ class _Run:
         fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
         if not runner.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass {fix} file")
+        if self._run.stream and (runner.reads_images or (runner.is_speech and not runner.has_windows)):
+            raise InputError(f"--stream is for text models and Whisper, this is {kind}; leave it out")
+        if self._run.stream and not self._run.subtitles and not runner.has_tokenizer:
+            raise InputError("--stream gives text, and this bundle has no tokenizer; leave it out")
         if not runner.reads_images and files.image is not None:
             raise InputError(f"{files.image} is an image file, and this is {kind}; pass {fix} file")
 
@@ -427,8 +469,9 @@ class _Run:
             self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
         return written, lines
 
-    def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments]:
-        """Return the results of the inputs in order. The segments of a recording come before its result."""
+    def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments | FoundText]:
+        """Return the results of the inputs in order. The segments of a recording, and pieces of a text that is
+        streamed, come before its result."""
         run, runner, model = self._run, self._runner, self._runner.model
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
@@ -442,15 +485,17 @@ class _Run:
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
         if runner.has_windows:
             how |= {
+                "stream": run.stream and run.subtitles is None,
                 "on_transcribed": lambda seconds: self._on_transcribed(seconds),
                 "on_read": lambda seconds: self._on_read(seconds),
             }
             windows = run_windows(model, files, **how)
-            return (each if isinstance(each, FoundSegments) else each.result for each in windows)
+            return (each.result if isinstance(each, OpenInput) else each for each in windows)
         if runner.is_speech or runner.reads_images:
             done = (run_recordings if runner.is_speech else run_images)(model, files, **how)
             return (each.result for each in done)
-        return run_lines(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
+        run_all = stream_lines if run.stream else run_lines
+        return run_all(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
 
     def _report(self, result: InputResult, place: str) -> None:
         """Print the error of a result, or its notes."""

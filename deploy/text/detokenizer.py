@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tightbeam.deploy.text.decoder_rules import PLAIN, DecoderRules
 
-__all__ = ["HALF", "IncrementalDetokenizer", "RemovedText"]
+__all__ = ["HALF", "IncrementalDetokenizer", "RemovedText", "StrippedText", "TextFilter"]
 
 HALF = "\N{REPLACEMENT CHARACTER}"
 """Decoded form of a character whose last bytes are in the next token."""
@@ -17,8 +18,30 @@ TRIES = 8
 """The most beginnings of a shorter window that are tried."""
 
 
+class TextFilter(Protocol):
+    """What is done to a text that comes in pieces."""
+
+    def add(self, piece: str) -> str:
+        """Return the text that a piece adds. It may hold back what the next piece decides on."""
+        ...
+
+
+class StrippedText:
+    """The filter that removes whitespace at both ends of a text."""
+
+    def __init__(self) -> None:
+        self._kept, self._begun = "", False
+
+    def add(self, piece: str) -> str:
+        """Return the text that a piece adds."""
+        text = self._kept + piece if self._begun else piece.lstrip()
+        certain = text.rstrip()
+        self._kept, self._begun = text[len(certain) :], self._begun or bool(certain)
+        return certain
+
+
 class RemovedText:
-    """A pattern whose matches are removed from a text that comes in pieces.
+    """The filter that removes the matches of a pattern.
 
     Parameters
     ----------
@@ -54,17 +77,17 @@ class IncrementalDetokenizer:
     rules : DecoderRules
         What later tokens may change. By default a token never changes the text before it, but for characters whose
         last bytes follow.
-    removed : RemovedText, optional
-        What is removed from the text.
+    filters : sequence of TextFilter
+        What is done to the text, in this order.
     """
 
     def __init__(
         self,
         decode: Callable[[Sequence[int]], str],
         rules: DecoderRules = PLAIN,
-        removed: RemovedText | None = None,
+        filters: Sequence[TextFilter] = (),
     ) -> None:
-        self._decode, self._rules, self._removed = decode, rules, removed
+        self._decode, self._rules, self._filters = decode, rules, filters
         self._window: list[int] = []
         self._text = ""  # of the window, when it was decoded last
         self._sent = 0  # characters of it that were returned
@@ -84,8 +107,8 @@ class IncrementalDetokenizer:
         piece, self._sent = self._text[self._sent : settled], settled
         if len(self._window) > self._longest:
             self._shorten()
-        if self._removed is not None:
-            piece = self._removed.add(piece)
+        for each in self._filters:
+            piece = each.add(piece)
         self._pieces.append(piece)
         return piece
 

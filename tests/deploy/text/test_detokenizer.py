@@ -17,7 +17,7 @@ from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.output import BEGUN, TIMESTAMP
 from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
-from tightbeam.deploy.text.detokenizer import CONTEXT, HALF, IncrementalDetokenizer, RemovedText
+from tightbeam.deploy.text.detokenizer import CONTEXT, HALF, IncrementalDetokenizer, RemovedText, StrippedText
 from tightbeam.deploy.text.tokenizer import CLEAN_UP_REACH, TextCodec, _TokenizersCodec
 
 WORDS = ["a", "the", "do", "n't", "'", "'m", "'s", "ve", ".", ",", "!", "?", "##ing", "##", "▁a", "▁", "▁▁b", "c▁d"]
@@ -215,7 +215,7 @@ def test_text_that_transformers_cleans_up() -> None:
 
 
 def test_timestamps_are_removed() -> None:
-    parts = ["<|1.00|>", "<|", "1", ".", "00", "|>", "<", "|", "a", " b", "<|0.02|>", "<|x|>", "\n"]
+    parts = ["<|1.00|>", "<|", "1", ".", "00", "|>", "<", "|", "a", " b", "<|0.02|>", "<|x|>", "\n", " "]
 
     def raw(tokens: Sequence[int]) -> str:
         return "".join(parts[token] for token in tokens)
@@ -223,9 +223,11 @@ def test_timestamps_are_removed() -> None:
     generator = np.random.default_rng(3)
     for count in [4, 12, 100] * 60:
         ids = generator.integers(0, len(parts), count).tolist()
-        detokenizer = IncrementalDetokenizer(raw, removed=RemovedText(TIMESTAMP, BEGUN))
+        detokenizer = IncrementalDetokenizer(raw, filters=[RemovedText(TIMESTAMP, BEGUN)])
         check_pieces(detokenizer, ids, lambda tokens: re.sub(TIMESTAMP, "", raw(tokens)))
-    detokenizer = IncrementalDetokenizer(raw, removed=RemovedText(TIMESTAMP, BEGUN))
+        detokenizer = IncrementalDetokenizer(raw, filters=[RemovedText(TIMESTAMP, BEGUN), StrippedText()])
+        check_pieces(detokenizer, ids, lambda tokens: re.sub(TIMESTAMP, "", raw(tokens)).strip())
+    detokenizer = IncrementalDetokenizer(raw, filters=[RemovedText(TIMESTAMP, BEGUN)])
     assert [detokenizer.add(token) for token in (8, 0, 9, 11, 1, 8)] == ["a", "", " b", "<|x|>", "", "<|a"]
 
 

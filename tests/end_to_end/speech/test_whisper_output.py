@@ -20,12 +20,15 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter, subtitles
+from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 
 
 class Words:
     """A tokenizer whose words are numbers."""
+
+    rules = PLAIN
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f" w{token}" for token in tokens if token < 45)
@@ -146,7 +149,16 @@ def test_a_streamed_recording_without_subtitles(runner: Runner, tmp_path: Path) 
     soundfile.write(tmp_path / "silent.wav", np.zeros(3 * RATE_HZ), RATE_HZ)
     silent = (str(tmp_path / "silent.wav"), "--silence-threshold-db", "-45", "--stream")
     assert [run(*silent, "--format", kind)[0] for kind in ("srt", "vtt")] == ["", "WEBVTT\n"]
-    assert "--stream writes subtitles as windows are done; pass --format srt or vtt" in run(*silent, code=1)[1]
+    assert run(*silent)[0] == "\n"
+
+
+def test_streamed_text_is_that_of_the_whole(runner: Runner, talks: list[str]) -> None:
+    """Of a long recording by its segments, of a short one by its tokens."""
+    for options in ([], ["--num-beams", "2"], ["--no-return-timestamps"]):
+        assert run(*talks, *options, "--stream")[0] == run(*talks, *options)[0]
+    records = [json.loads(line) for line in run(talks[0], "--json", "--stream")[0].splitlines()]
+    pieces = [record["piece"] for record in records[:-1]]
+    assert len(pieces) > 1 and "".join(pieces) == records[-1]["text"]
 
 
 def test_subtitles_of_one_name_are_not_lost(runner: Runner, talks: list[str], tmp_path: Path) -> None:
