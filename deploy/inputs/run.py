@@ -111,7 +111,7 @@ class _StopBeforeEncoding(NullEvents):
 
 
 def _run(
-    scheduler: Scheduler, read: ReadAhead[OpenInput], model: Model, *, typed: bool, most_open: int, stream: bool
+    scheduler: Scheduler, read: ReadAhead[OpenInput], model: Model, *, typed: bool, most_open: int, stream: bool = False
 ) -> Iterator[OpenInput | FoundSegments | FoundText]:
     """Run inputs as they come, and yield them in their order, each behind its segments and the pieces of its text."""
     inputs: dict[int, OpenInput] = {}  # by line number, in order
