@@ -29,6 +29,9 @@ HINTS = {
     **dict.fromkeys(("--beams", "--beam-size"), "beams are --num-beams"),
     **dict.fromkeys(("--max-tokens", "--max-decoding-length"), "the limit is --max-new-tokens"),
     **dict.fromkeys(("--n", "--num-hypotheses"), "several results for each input are --num-return-sequences"),
+    **dict.fromkeys(
+        ("--stop", "--stop-strings", "--stop-sequence", "--reverse-prompt"), "stop strings are --stop-string"
+    ),
     **dict.fromkeys(("--random-seed", "--sampling-seed"), "the seed is --seed"),
     **dict.fromkeys(
         ("--precision", "--dtype", "--compute-type", "--quantization", "--fp16", "--int8"),
@@ -281,6 +284,15 @@ def run_model(
     ] = None,
     min_length: Annotated[
         int | None, typer.Option(help="The fewest tokens of a sequence, start token or prompt included.")
+    ] = None,
+    stop_strings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop-string",
+            metavar="TEXT",
+            help="End a sequence with the token that completes TEXT. Pass it again for further texts.",
+            show_default=False,
+        ),
     ] = None,
     length_penalty: Annotated[
         float | None,
@@ -579,7 +591,7 @@ def _with_config(settings: Mapping[str, Any], config: Path | None) -> dict[str, 
     """Return the settings that were given, as arguments of ``model.generate``, above those in the file ``config``."""
     given: dict[str, Any] = {GENERATION_CONFIG: config}
     for name, value in settings.items():
-        if value is not None:
+        if value is not None and value not in ([], ()):  # of an option that was not passed
             given[name] = CONVERTED[name](value) if name in CONVERTED else value
     return with_source(given, COMMAND_LINE)
 

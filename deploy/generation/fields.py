@@ -24,6 +24,7 @@ from tightbeam.deploy.generation.values import (
     Integer,
     Number,
     Prompt,
+    StopTexts,
     Temperatures,
     TokenId,
     TokenIds,
@@ -147,11 +148,12 @@ FIELDS: tuple[Field, ...] = (
     Field("length_penalty", Number(1.0), 1.0, keeps_checkpoint=True),
     Field("early_stopping", Choice(True, False, "never"), False),
     Field("trie", TrieFile(), not_with=("return_timestamps",), ours=True),
-    # Lengths
+    # Lengths and ends
     Field("max_new_tokens", Integer(1)),
     Field("max_length", Integer(1), keeps_checkpoint=True),
     Field("min_new_tokens", Integer(0)),
     Field("min_length", Integer(0), 0),
+    Field("stop_strings", StopTexts(), models=TEXT, ignored=(None,)),
     # Processors of scores
     Field("no_repeat_ngram_size", Integer(0), 0),
     Field("encoder_no_repeat_ngram_size", Integer(0), 0),
@@ -252,7 +254,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "prompt_lookup_num_tokens": (),
     "assistant_early_exit": (),
     "max_time": (),
-    "stop_strings": (),
     "encoder_repetition_penalty": (1.0,),
     "remove_invalid_values": (False,),
     "exponential_decay_length_penalty": (),

@@ -18,6 +18,7 @@ from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.recording import RecordingSettings
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import Scoring
+from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.generation.timestamps import TimestampRules
 from tightbeam.deploy.tries.trie import Trie
 
@@ -109,6 +110,8 @@ class GenerationOptions:
         The number of last tokens of ``prompt`` that are from ``decoder_input_ids``. They follow the trie from its root.
     trie : Trie or None
         The sequences that may come from the length ``root`` on; None allows all.
+    stop_strings : StopStrings or None
+        Texts, each of which ends a sequence.
     renormalize : bool
         True if beams are ranked by log-probabilities that sum to 1 again after all other processors.
     """
@@ -145,6 +148,7 @@ class GenerationOptions:
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     given: int = 0
     trie: Trie | None = None
+    stop_strings: StopStrings | None = None
     renormalize: bool = False
 
     @property

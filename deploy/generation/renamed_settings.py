@@ -22,11 +22,15 @@ RENAMED = {
     "sampling_topk": "top_k",
     "sampling_topp": "top_p",
     "random_seed": "seed",
+    "stop": "stop_strings",
+    "stop_sequence": "stop_strings",
+    "stop_sequences": "stop_strings",
+    "stop_words": "stop_strings",
     "logprobs": "return_alternatives",
     "return_log_probs": "return_token_scores",
     "word_timestamps": "return_token_timestamps",
 }
-"""Settings of CTranslate2, faster-whisper, vLLM and TensorRT-LLM, and the names that they have here."""
+"""Settings of CTranslate2, faster-whisper, vLLM, llama.cpp and TensorRT-LLM, and the names that they have here."""
 
 CALLBACK = PerFrontEnd(" (Runner.generate, callback)", "", "")
 REPLACED: dict[str, Fix | str] = {

@@ -14,6 +14,7 @@ import numpy as np
 
 from tightbeam.deploy.errors import Constant, Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.layers import CHECKPOINT
+from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.tries.file import read_trie
 from tightbeam.deploy.tries.trie import Trie
 
@@ -26,6 +27,7 @@ __all__ = [
     "Integer",
     "Number",
     "Prompt",
+    "StopTexts",
     "Temperatures",
     "TokenId",
     "TokenIds",
@@ -40,6 +42,9 @@ MOST_TEMPERATURES = 8
 """Bound on the attempts at a window of a recording."""
 MOST_ALTERNATIVES = 4096
 """Bound on the words of ``force_words_ids``: each may come next, so each costs time in every step."""
+
+MOST_STOP_TEXTS, LONGEST_STOP_TEXT = 64, 256
+"""Bounds of ``stop_strings``: each step compares them with the end of each row."""
 
 
 @dataclass(slots=True)
@@ -203,6 +208,22 @@ class TokenSequences:
         if not is_list(value) or not value or not all(is_list(row) and row for row in value):
             raise given.error(expected="a list of lists of token ids", fix="pass a list such as [[17], [4, 8]]")
         return tuple(tuple(map(given.token, row)) for row in value)
+
+
+@dataclass(frozen=True)
+class StopTexts:
+    """A text, or a list of texts."""
+
+    def read(self, given: Given) -> StopStrings:
+        texts = (given.value,) if isinstance(given.value, str) else given.value
+        if not is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise given.error(expected="a text, or a list of texts", fix='pass a list such as ["\\n", "User:"]')
+        if len(texts) > MOST_STOP_TEXTS or max(map(len, texts)) > LONGEST_STOP_TEXT:
+            expected = f"at most {MOST_STOP_TEXTS} texts of at most {LONGEST_STOP_TEXT} characters"
+            raise given.error(f"is more than {expected}", expected=expected, fix="pass fewer, or shorter ones")
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise given.error("holds half a character (a lone surrogate), which is not UTF-8", fix="remove it")
+        return StopStrings(tuple(dict.fromkeys(texts)))
 
 
 @dataclass(frozen=True)

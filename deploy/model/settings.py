@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.bundle.manifest import Manifest
@@ -13,6 +14,7 @@ from tightbeam.deploy.generation.layers import Layer, caller_layers, merged, set
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import ResolvedSettings, resolve_settings
+from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
@@ -122,6 +124,8 @@ class ModelSettings:
 
     def _checked(self, options: GenerationOptions) -> GenerationOptions:
         """Return the options if this runtime supports them. Raises GenerationError otherwise."""
+        if options.stop_strings is not None:
+            options = replace(options, stop_strings=self._with_texts(options.stop_strings))
         if options.trie is not None and self._runtime.trie_obstacle:
             raise GenerationError(f"trie={options.trie!r} cannot be used: {self._runtime.trie_obstacle}")
         if options.candidate_groups > 1 and (obstacle := self._runtime.groups_obstacle):
@@ -135,6 +139,13 @@ class ModelSettings:
             problem = f"{options.needs_logits} needs all scores of a step, which {reason}"
             raise GenerationError(problem, fix=options.without_logits.after(f"{renewal} ".lstrip()))
         return options
+
+    def _with_texts(self, stop: StopStrings) -> StopStrings:
+        """Return stop strings with the texts of this model's tokens. Raises GenerationError without a tokenizer."""
+        if self._codec is None:
+            problem = "stop_strings need a tokenizer, and this bundle has none"
+            raise GenerationError(problem, fix="leave them out, or pass eos_token_id")
+        return replace(stop, texts=self._codec.token_texts)
 
     def without_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Warn about settings that have no effect, and return the others.

@@ -13,7 +13,7 @@ from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.callbacks import SearchCallback
 from tightbeam.deploy.search.pool_search import PoolSearch
-from tightbeam.deploy.search.step import Candidates, Step
+from tightbeam.deploy.search.step import OUT, Candidates, Step
 from tightbeam.deploy.search.word_states import WordState
 
 __all__ = ["ForcedWordsSearch"]
@@ -50,8 +50,9 @@ class ForcedWordsSearch(PoolSearch):
                 own = Candidates(*self.forced_of(index, only))
                 ended = self.ends_of(index, own.tokens, own.beams)
             self._finish(index, own, ended)
-            going = np.flatnonzero(~ended)[: self.M]
-            chosen = Candidates(own.scores[going], own.beams[going], own.tokens[going])
+            going = np.argsort(ended, kind="stable")[: self.M]
+            lowered = np.where(ended[going], OUT, np.float32(0))  # of rows that go on for want of others
+            chosen = Candidates(own.scores[going] + lowered, own.beams[going], own.tokens[going])
             chosen = self._with_progress(index, chosen, candidates)
             tokens[index], scores[index], parents[index] = chosen.tokens, chosen.scores, chosen.beams
             new = int(self.lengths[index]) + 1 - self.places[index].P
@@ -83,10 +84,18 @@ class ForcedWordsSearch(PoolSearch):
         """Put the candidates [C] of a sample that end, among the first M, into its pool if they have all words."""
         place = self.places[index]
         for rank in np.flatnonzero(ended[: self.M]).tolist():
-            row = self._row(index, own.beams[rank])
-            if self._state(index, row).complete:
-                ended_row = self.ended(index, np.array(row), int(own.tokens[rank]))
+            row, token = self._row(index, own.beams[rank]), int(own.tokens[rank])
+            by_token = token in place.options.eos_token_ids
+            if self._state(index, row if by_token else [*row, token]).complete:
+                ended_row = self.ended(index, np.array(row), token)
                 place.state[0].add(float(own.scores[rank]), ended_row, len(row) + 1 - place.P)
+
+    def _going_on(self, index: int, beam: int, tokens: list[int]) -> list[int]:
+        """The tokens that do not end the row that they make progress in."""
+        if not self.places[index].endings.by_row:
+            return tokens
+        ended = self.ends_of(index, np.array(tokens), np.full(len(tokens), beam))
+        return [token for token, over in zip(tokens, ended.tolist(), strict=True) if not over]
 
     def _with_progress(self, index: int, best: Candidates, candidates: Candidates) -> Candidates:
         """Choose M among the ``best`` [M] continuations of a sample and the continuations that make progress."""
@@ -97,7 +106,7 @@ class ForcedWordsSearch(PoolSearch):
         beams, tokens, scores = [best.beams], [best.tokens], [best.scores]
         for beam, row in enumerate(rows):
             state = self._state(index, list(row))
-            following = [] if state.complete else state.following()
+            following = [] if state.complete else self._going_on(index, beam, state.following())
             after = [
                 (token, bank)
                 for token, bank in zip(following, state.banks_after(following), strict=True)

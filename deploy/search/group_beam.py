@@ -16,7 +16,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Bools, Ints
 from tightbeam.deploy.search.pool_search import PoolSearch
-from tightbeam.deploy.search.step import Candidates
+from tightbeam.deploy.search.step import OUT, Candidates
 
 __all__ = ["GroupBeamSearch"]
 
@@ -47,7 +47,8 @@ class GroupBeamSearch(PoolSearch):
             order = np.argsort(ends, axis=1, kind="stable")[:, : self.size]
             done = np.array([[place.state[group].done] for place in self.places])
             tokens[:, own] = np.where(done, self._pads, found.tokens[self.index, order])
-            scores[:, own] = np.where(done, np.float32(0), found.scores[self.index, order])
+            ended = np.where(ends[self.index, order], OUT, np.float32(0))  # of rows that go on for want of others
+            scores[:, own] = np.where(done, np.float32(0), found.scores[self.index, order] + ended)
             parents[:, own] = np.where(done, 0, found.beams[self.index, order]) + own.start
             self._finish(found, group, ends & ~done, new)
         self.scores, self.parents = scores, parents

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, InputError, first_line, is_panic
+from tightbeam.deploy.generation.stop_strings import TokenTexts
 from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
+from tightbeam.deploy.text.token_texts import PREFIX, NamedTokens, decoder_types
 from tightbeam.deploy.text.truncation import Side
 
 __all__ = ["TextCodec", "load_codec"]
@@ -46,6 +48,11 @@ class TextCodec(Protocol):
     @property
     def rules(self) -> DecoderRules:
         """What may change at the end of the text that `decode` returns."""
+        ...
+
+    @property
+    def token_texts(self) -> TokenTexts:
+        """The text of each token by itself. Raises GenerationError if the tokenizer does not give it."""
         ...
 
 
@@ -148,6 +155,19 @@ class _TokenizersCodec:
             is_hidden,
         )
 
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        tokenizer, decoder = self._tokenizer, self._tokenizer.decoder
+
+        def join(names: list[str]) -> str:
+            with _one_line(_decoding_error):
+                return " ".join(names) if decoder is None else str(decoder.decode(names))
+
+        with _one_line(_encoding_error):
+            prefix = list(tokenizer.encode(PREFIX, add_special_tokens=False).tokens)
+        types = frozenset() if decoder is None else decoder_types(json.loads(decoder.__getstate__()))
+        return NamedTokens(tokenizer.id_to_token, join, prefix, types)
+
 
 class _TransformersCodec:
     """A tokenizer without ``tokenizer.json`` (Marian), read by transformers' class, which needs no torch."""
@@ -184,3 +204,19 @@ class _TransformersCodec:
     def rules(self) -> DecoderRules:
         cleaned = bool(getattr(self._tokenizer, "clean_up_tokenization_spaces", False))
         return DecoderRules(last_token=True, spaces=True, reach=CLEAN_UP_REACH if cleaned else 0)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        tokenizer = self._tokenizer
+
+        def join(names: list[str]) -> str:
+            with self._lock, _one_line(_decoding_error):
+                return str(tokenizer.convert_tokens_to_string(names))
+
+        with self._lock, _one_line(_encoding_error):
+            names = {token: name for name, token in tokenizer.get_vocab().items()}
+            ids = tokenizer(PREFIX, add_special_tokens=False).input_ids
+            prefix = tokenizer.convert_ids_to_tokens(ids)
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        types = frozenset() if decoder is None else decoder_types(json.loads(decoder.__getstate__()))
+        return NamedTokens(names.get, join, prefix, types)

@@ -35,6 +35,8 @@ SEED = "seed"
 """Setting of a bundle alone; the reference takes the bundle's draws (`bundle_draws`)."""
 WITHOUT_GROUPS = {"num_beam_groups": 1, "diversity_penalty": 0.0}
 """Settings of beam search without groups, which the installed transformers does not have."""
+WITHOUT_STOP_STRINGS = {"stop_strings": None}
+"""They depend on texts, which a comparison of tokens does not read."""
 MAX_NEW_TOKENS = 24
 MAX_NEW_TOKENS_OF_LARGE = 10
 LARGE = 100_000_000
@@ -223,6 +225,8 @@ def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, 
         limits: dict[str, Any] = {"max_new_tokens": length}
         if (own.get("num_beam_groups") or 1) != 1:
             limits |= WITHOUT_GROUPS
+        if own.get("stop_strings"):
+            limits |= WITHOUT_STOP_STRINGS
         if sampled:
             limits |= {"do_sample": False} if settings or not has_tokens else {SEED: 0}
         if least > length:

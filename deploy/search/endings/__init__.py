@@ -12,13 +12,14 @@ from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.endings._ending import Ending, FinishReason
 from tightbeam.deploy.search.endings.end_tokens import end_tokens
+from tightbeam.deploy.search.endings.stop_strings import stop_strings
 
 __all__ = ["ENDINGS", "Ending", "Endings", "FinishReason", "endings_of"]
 
 Maker: TypeAlias = Callable[[GenerationOptions], Ending | None]
 """Makes an ending from the settings of a sample; returns None if the settings do not ask for it."""
 
-ENDINGS: tuple[Maker, ...] = (end_tokens,)
+ENDINGS: tuple[Maker, ...] = (end_tokens, stop_strings)
 """All endings. If several end a sequence at once, the first one is its reason."""
 
 

@@ -48,6 +48,8 @@ TEXT_PARAMETERS = frozenset(
     {"language", "source_language", "target_language", "task", "trie", "prompt", "decoder_input_text"}
 )
 """Parameters whose text is not read as JSON."""
+LISTS_OF_TEXTS = frozenset({"stop_strings"})
+"""Parameters whose text is read as JSON if that is a list."""
 CACHED = 128
 """Number of parameter texts whose settings are cached: most requests have the same parameters as others."""
 TRITON_PREFIX = "triton_"
@@ -230,9 +232,11 @@ def _settings(parameters: str) -> dict[str, Any]:
     for name, value in settings.items():
         if isinstance(value, str) and name not in TEXT_PARAMETERS:
             try:
-                settings[name] = json.loads(value)
+                read = json.loads(value)
             except (ValueError, RecursionError):
                 continue  # a text, such as early_stopping="never"; or the setting is refused by its name
+            if name not in LISTS_OF_TEXTS or isinstance(read, list):
+                settings[name] = read
     deadline_s = settings.pop(DEADLINE, 1)
     if not is_number(deadline_s, Real) or not deadline_s > 0:
         raise InputError(f"{DEADLINE}={deadline_s!r} is not a number of seconds above 0; pass one, or leave it out")
