@@ -148,7 +148,7 @@ FIELDS: tuple[Field, ...] = (
     Field("length_penalty", Number(1.0), 1.0, keeps_checkpoint=True),
     Field("early_stopping", Choice(True, False, "never"), False),
     Field("trie", TrieFile(), not_with=("return_timestamps",), ours=True),
-    # Lengths and ends
+    # Lengths
     Field("max_new_tokens", Integer(1)),
     Field("max_length", Integer(1), keeps_checkpoint=True),
     Field("min_new_tokens", Integer(0)),
