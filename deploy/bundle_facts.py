@@ -20,9 +20,10 @@ from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
+from tightbeam.deploy.process_memory import ProcessMemory, memory_of
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
 
-__all__ = ["Workload", "cache_bytes", "facts_of", "report_of", "workload_of"]
+__all__ = ["Workload", "cache_bytes", "facts_of", "process_memory", "report_of", "workload_of"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,14 @@ def cache_bytes(manifest: Manifest, workload: Workload) -> tuple[int, int]:
     return source, nbytes(state.input for state in manifest.cache_states)
 
 
+def process_memory(bundle: Bundle, workload: Workload) -> ProcessMemory | None:
+    """Compute the memory of a process that runs a batch on a CPU; None in float16, which is for GPUs."""
+    if bundle.manifest.precision == "fp16":
+        return None
+    caches = sum(cache_bytes(bundle.manifest, workload))
+    return memory_of(bundle, B=workload.batch_size, M=workload.num_beams, N=workload.source_length, caches=caches)
+
+
 def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
     """Gather the facts of a bundle.
 
@@ -142,6 +151,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
     manifest = bundle.manifest
     sizes, files = manifest.sizes, manifest.files()
     source, generated = cache_bytes(manifest, workload)
+    process = process_memory(bundle, workload)
     provenance = manifest.provenance
     return {
         "bundle": str(bundle.path),
@@ -174,6 +184,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "total_bytes": sum(entry.bytes for entry in files),
         "batch": vars(workload),
         "cache": {"source": source, "generated": generated, "total": source + generated},
+        "process": None if process is None else {**vars(process), "total": process.total},
         "check": None if manifest.parity is None else manifest.parity.model_dump(),
         "precision_error": None if manifest.precision_error is None else manifest.precision_error.model_dump(),
         "quantized": [entry.model_dump() for entry in manifest.quantized],
@@ -225,6 +236,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
             f"{counted(workload.num_beams, 'beam')}, {counted(workload.source_length, 'source position')}, "
             f"{counted(workload.new_tokens, 'new token')}",
         ),
+        *_process(process_memory(bundle, workload)),
         ("check", _check(manifest.parity)),
     ]
     if manifest.precision_error is not None:
@@ -260,6 +272,19 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
 
 def _options(manifest: Manifest) -> GenerationOptions:
     return resolve_settings(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows).for_prompt(1)
+
+
+def _process(memory: ProcessMemory | None) -> list[tuple[str, str]]:
+    """Describe the memory of a process."""
+    if memory is None:
+        return []
+    packed = f", {_size(memory.packed_weights)} of packed copies of them" if memory.packed_weights else ""
+    text = (
+        f"{_size(memory.total)} for this batch on a CPU, by formula: {_size(memory.mapped_weights)} of weights in the "
+        f"file{packed}, {_size(memory.caches)} of cache, {_size(memory.buffers)} of buffers, "
+        f"{_size(memory.libraries + memory.graphs)} of libraries and graphs"
+    )
+    return [("process", text)]
 
 
 def _kind(manifest: Manifest) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import RenderableType
 
+from tightbeam.deploy.process_memory import BY_LAYER, ProcessMemory, buffer_bytes
 from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
 from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_global_tokens
@@ -14,8 +16,8 @@ from tightbeam.export.checkpoint.gguf_file import checkpoint_of
 from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import check_memory_by_config, check_model, run_size
-from tightbeam.export.tables import megabytes, memory_table
-from tightbeam.graph_passes import PRESETS, same_for_all
+from tightbeam.export.tables import megabytes, memory_table, process_table
+from tightbeam.graph_passes import PRESETS, Preset, RunSize, Sizes, plan_bytes, same_for_all
 
 __all__ = ["dry_run"]
 
@@ -60,6 +62,8 @@ def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[Render
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))
+    if options.precision != "fp16":  # which is for GPUs
+        show(process_table(_processes(preset, sizes, run, weight_bytes)))
     show(ranking_table(ranked, impossible, run, machine, origin, sizes.decoder_only))
     if run.int8:
         show(
@@ -72,3 +76,25 @@ def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[Render
         "guard gives a layer a safer cache."
     )
     check_memory_by_config(files, choice, options, run)
+
+
+def _processes(preset: Preset, sizes: Sizes, run: RunSize, weight_bytes: int) -> dict[int, ProcessMemory]:
+    """Compute the memory of a process for one input, and for the batch."""
+    plan = same_for_all(preset, sizes.L, "")
+    return {
+        B: ProcessMemory(
+            mapped_weights=weight_bytes,
+            packed_weights=0,
+            graphs=2 * sizes.L * BY_LAYER,
+            caches=sum(plan_bytes(plan, sizes, replace(run, B=B))),
+            buffers=buffer_bytes(
+                B,
+                run.M,
+                run.N,
+                width=sizes.source_D,
+                vocabulary=sizes.vocabulary,
+                score_heads=sizes.H if sizes.decoder_only else 0,
+            ),
+        )
+        for B in dict.fromkeys((1, run.B))
+    }

@@ -1,4 +1,4 @@
-"""The report of an export: six lines, and a note for each thing that a user would not expect."""
+"""The report of an export: seven lines, and a note for each thing that a user would not expect."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from rich.console import Group, RenderableType
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.process_memory import memory_of
 from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.whisper_prompt import lacks_task
 from tightbeam.export.choice import AUTO, DEFAULT
 from tightbeam.export.tables import (
     caches_table,
+    describe_process,
     describe_products,
     describe_run,
     guard_table,
@@ -68,6 +70,7 @@ def report(
         ("variant", f"{manifest.variant}, {_why(manifest, variant)}"),
         ("on disk", f"{megabytes(size)} in {bundle.path}"),
         ("cache", _cache(manifest, run_of(manifest, workload))),
+        *_process(bundle, run_of(manifest, workload)),
         ("check", _check(manifest)),
         ("time", _time(seconds, by_step)),
         ("next", next_command(bundle)),
@@ -130,6 +133,18 @@ def _cache(manifest: Manifest, run: RunSize) -> str:
     own, whole = sum(plan_bytes(plan_of(manifest), sizes, run)), sum(PRESETS["baseline"].cache_bytes(sizes, run))
     text = f"{megabytes(own)} for {describe_run(run, decoder_only=sizes.decoder_only)}"
     return text if manifest.variant == "baseline" else f"{text}; an ordinary export keeps {megabytes(whole)}"
+
+
+def _process(bundle: Bundle, run: RunSize) -> list[tuple[str, str]]:
+    """The memory of a process for one input and for the batch; nothing in float16, which is for GPUs."""
+    manifest = bundle.manifest
+    if manifest.precision == "fp16":
+        return []
+    found = {}
+    for B in dict.fromkeys((1, run.B)):
+        caches = sum(plan_bytes(plan_of(manifest), sizes_of(manifest), replace(run, B=B)))
+        found[B] = memory_of(bundle, B=B, M=run.M, N=run.N, caches=caches)
+    return [("process", describe_process(found))]
 
 
 def _check(manifest: Manifest) -> str:

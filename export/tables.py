@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tightbeam.deploy.bundle.manifest import Manifest, QuantizedCacheEntry, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.process_memory import ProcessMemory
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 from tightbeam.graph_passes.precision.sites import BLOCK
 
@@ -42,6 +43,33 @@ def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> Ren
         row = (name, f"{source:,}", f"{generated:,}", f"{total:,}", f"{total / whole:.1%}")
         table.add_row(*row, "chosen" if plan == own else "", style="bold" if plan == own else None)
     return titled(f"Bytes of cache in {precision} for {describe_run(run, decoder_only=sizes.decoder_only)}", table)
+
+
+def process_table(by_batch: Mapping[int, ProcessMemory]) -> RenderableType:
+    """Table of the memory of a process on a CPU, by the inputs that run together."""
+    table = Table(box=box.SIMPLE)
+    for heading in ("batch", "weights", "libraries", "cache", "buffers", "process"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for batch, memory in by_batch.items():
+        weights = memory.mapped_weights + memory.packed_weights
+        parts = (weights, memory.libraries + memory.graphs, memory.caches, memory.buffers, memory.total)
+        table.add_row(str(batch), *map(megabytes, parts))
+    return titled("Memory of a process on a CPU, by formula (processes share the weights' pages)", table)
+
+
+def describe_process(by_batch: Mapping[int, ProcessMemory]) -> str:
+    """The memory of a process in words, with the parts of the largest batch."""
+    totals = " and ".join(
+        f"{megabytes(memory.total)} for {'one input' if batch == 1 else f'batch {batch}'}"
+        for batch, memory in by_batch.items()
+    )
+    largest = list(by_batch.values())[-1]
+    weights = largest.mapped_weights + largest.packed_weights
+    return (
+        f"{totals} on a CPU, by formula: weights {megabytes(weights)}, libraries "
+        f"{megabytes(largest.libraries + largest.graphs)}, cache {megabytes(largest.caches)}, buffers "
+        f"{megabytes(largest.buffers)}"
+    )
 
 
 def describe_run(run: RunSize, *, decoder_only: bool = False) -> str:

@@ -20,7 +20,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.weights_check import map_file
 from tightbeam.deploy.errors import BundleError
 
-__all__ = ["MappedWeights"]
+__all__ = ["MappedWeights", "graph_weights"]
 
 MODEL_GRAPH, GRAPH_INITIALIZER = 7, 5
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
@@ -72,7 +72,7 @@ class MappedWeights:
         BundleError
             The graph has a weight that reaches outside of the file.
         """
-        return {weight.name: self._array(weight) for weight in _weights(self._bundle, graph)}
+        return {weight.name: self._array(weight) for weight in graph_weights(self._bundle, graph)}
 
     def _array(self, weight: _Weight) -> Array:
         assert self._file.content is not None  # an empty file holds no weight
@@ -107,7 +107,7 @@ class _Weight:
         return self.size > 0 and self.offset % np.dtype(self.dtype).itemsize == 0
 
 
-def _weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
+def graph_weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
     """Return the initializers of a graph whose data is in the bundle's weights file. Raises BundleError for one that
     reaches outside of it."""
     entry, path = bundle.manifest.weights, bundle.file(graph)

@@ -20,6 +20,7 @@ __all__ = [
     "ALIGNMENT_KEYS",
     "ALIGNMENT_QUERIES",
     "CANDIDATE_OUTPUTS",
+    "ENCODED_TOGETHER",
     "ENCODER_INPUTS",
     "FEATURE_INPUTS",
     "LOGITS",
@@ -107,6 +108,11 @@ Encoded = Mapping[str, Any]
 """Source inputs of the decoder by name, of an encoded batch: arrays, or a device's tensors."""
 LARGE_BANNED_CAPACITY = 1024
 """Banned tokens of a row above which unused capacity is released."""
+
+
+ENCODED_TOGETHER = 512
+"""Source positions that a CPU encodes at a time. More make the products no faster, but the arena larger, and it does
+not shrink while tokens are generated: 1,024 positions take 52 MB more for BART-large in int8."""
 
 
 class Decoding(Protocol):

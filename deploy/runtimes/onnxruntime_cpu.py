@@ -27,6 +27,7 @@ from tightbeam.deploy.runtimes.base import (
     ALIGNMENT_KEYS,
     ALIGNMENT_QUERIES,
     CANDIDATE_OUTPUTS,
+    ENCODED_TOGETHER,
     FEATURE_INPUTS,
     LOGITS,
     PROMPT_OUT,
@@ -47,10 +48,6 @@ from tightbeam.deploy.tries.trie import Trie
 from tightbeam.plugins.library import cpu_library
 
 __all__ = ["OnnxRuntimeCpu"]
-
-ENCODED_TOGETHER = 512
-"""Source positions to encode at a time. More make the products no faster, but the arena larger, and it does not shrink
-while tokens are generated: 1,024 positions take 52 MB more for BART-large in int8."""
 
 RELEASE_SECONDS = 0.05
 """Time between two releases of the pages of weights that ONNX Runtime packs while it loads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from support.checkpoints.edits import edit_json
 from support.checkpoints.families import CLASSES, CheckpointCache
 from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
+from tightbeam.deploy import Bundle, bundle_facts
+from tightbeam.deploy.bundle_facts import process_memory
 from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload
@@ -144,6 +147,19 @@ def test_fields_under_other_names_and_missing_ones(checkpoints: CheckpointCache,
     assert read_files(bloom).sizes == read_files(checkpoints("bloom")).sizes
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     assert read_files(folder).sizes.max_target == 4096 * 32
+
+
+def test_memory_of_a_process_is_that_of_the_bundle(bundles: BundleCache, tmp_path: Path) -> None:
+    """Weights, caches and buffers of the table are those that show-bundle computes of the bundle."""
+    text = shown(config_only(bundles.trace("bart")[0].path, tmp_path / "bart"), ExportOptions(workload=MACHINE))
+    rows = [line.split() for line in text.splitlines() if re.match(r" +[13] +[\d.]+ [kM]B ", line)]
+    assert [row[0] for row in rows] == ["1", "3"]
+    for row in rows:
+        batch, numbers = int(row[0]), [float(number) for number in row[1::2]]
+        run = MACHINE.run_size(bundles.trace("bart")[0].sizes, {}, whole=False)
+        bundle = Bundle.load(bundles("dedup"))
+        memory = process_memory(bundle, bundle_facts.Workload(batch, run.M, run.N, run.T))
+        assert memory is not None and row[-1] == "MB" and abs(numbers[-1] * 1e6 / memory.total - 1) < 0.05
 
 
 def test_tables_show_the_users_own_sizes(checkpoints: CheckpointCache, tmp_path: Path) -> None:

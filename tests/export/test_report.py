@@ -1,4 +1,4 @@
-"""The report of an export: six aligned lines, and a sentence for each surprise."""
+"""The report of an export: seven aligned lines, and a sentence for each surprise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tightbeam.export.report import details, report
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS
 
-LABELS = ["variant", "on disk", "cache", "check", "time", "next"]
+LABELS = ["variant", "on disk", "cache", "process", "check", "time", "next"]
 
 
 def rows(bundle: Bundle, *, workload: Workload | None = None, **options: Any) -> list[tuple[str, str]]:
@@ -35,7 +35,7 @@ def load(bundles: BundleCache, variant: str, family: str = "bart", **changes: An
 @pytest.mark.parametrize(
     "sampling", [{}, pytest.param({"num_beams": 3, "eos_token_id": [2, 7]}, marks=pytest.mark.slow)], ids=str
 )
-def test_the_command_prints_six_lines(
+def test_the_command_prints_seven_lines(
     checkpoints: CheckpointCache,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -53,9 +53,9 @@ def test_the_command_prints_six_lines(
     assert manifest.variant == "dedup" and manifest.parity is not None
     assert [line[:9].rstrip() for line in out] == [*LABELS, "note"]
     assert out[0].startswith("variant  dedup, the default")
-    assert f"passed: {manifest.parity.tokens} generated tokens of " in out[3]
-    assert out[5] == 'next     echo "A text." | run-model b'
-    assert out[6].startswith("note     --variant el would keep ")
+    assert f"passed: {manifest.parity.tokens} generated tokens of " in out[4]
+    assert out[6] == 'next     echo "A text." | run-model b'
+    assert out[7].startswith("note     --variant el would keep ")
 
 
 def test_cache_is_that_of_the_users_runs(bundles: BundleCache) -> None:
