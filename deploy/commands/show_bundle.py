@@ -51,7 +51,7 @@ def show_bundle(
 ) -> None:
     """Print what BUNDLE holds: model, variant, files, bytes of cache, the export's check, settings and engines.
 
-    Everything is read from bundle.json. Nothing is loaded or run, and checksums are not compared.
+    Everything is read from bundle.json and the graphs. Nothing is loaded or run, and checksums are not compared.
     """
     try:
         loaded = Bundle.load(bundle, verify=False)
