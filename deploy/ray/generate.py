@@ -7,16 +7,18 @@ import os
 import warnings
 from typing import Any
 
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.library import optional_library
+from tightbeam.deploy.ray.recordings import recordings_of_values, run_sound_rows
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
-__all__ = ["Generate", "assigned_cores", "load_text_runner"]
+__all__ = ["Generate", "assigned_cores", "load_runner"]
 
 
 class Generate:
@@ -31,7 +33,7 @@ class Generate:
     bundle : str or path
         The bundle folder, by a path that every machine has.
     column : str
-        The column of the texts.
+        The column of the texts; for a speech model, of the names or the contents (bytes) of audio files.
     prefix : str
         Beginning of the names of the new columns.
     ids : bool
@@ -63,7 +65,7 @@ class Generate:
     GenerationError
         A setting is unknown, not supported or impossible.
     InputError
-        The model is not a text model, or an argument is out of range.
+        The model reads images, or an argument is out of range.
 
     Examples
     --------
@@ -100,13 +102,14 @@ class Generate:
         on_cpu = device == "cpu" and engine == "onnxruntime"
         if threads is None and on_cpu:
             threads = assigned_cores()
-        effective, notes = remove_settings_without_effect(settings, speech=False)
+        speech = Bundle.load(bundle, verify=False).manifest.has_windows
+        effective, notes = remove_settings_without_effect(settings, speech=speech)
         for note in notes:
             warnings.warn(f"{note}; leave it out", NoEffectWarning, stacklevel=2)
         self._settings = RowSettings(
             effective, ids, checked_truncation(truncate), batch_size, max_rows, settings_column
         )
-        self._runner = load_text_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
+        self._runner = load_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
         self._scoring = self._runner.options(**effective).scoring
 
@@ -122,8 +125,9 @@ class Generate:
         -------
         pyarrow.Table
             With ``text``, ``score``, ``tokens``, ``finish_reason``, ``source_tokens``, ``new_tokens``, ``error`` and
-            ``truncated`` under the prefix, and ``token_scores`` and ``alternatives`` if the settings ask for them. A
-            row that could not be run has the reason as ``error``, which is null in other rows.
+            ``truncated`` under the prefix, and ``token_scores`` and ``alternatives`` if the settings ask for them; for
+            a speech model also ``language``, ``language_probability`` and ``segments``. A row that could not be run has
+            the reason as ``error``, which is null in other rows.
 
         Raises
         ------
@@ -138,15 +142,24 @@ class Generate:
         for name in (self._column, *([] if own is None else [own])):
             if name not in names:
                 raise InputError(f"the dataset has no column {name!r}, its columns are {', '.join(names)}")
-        columns = {self._column: table.column(self._column).to_pylist()}
-        if own is not None:
-            columns[own] = [_settings(value) for value in table.column(own).to_pylist()]
-        results = run_rows(self._runner.model, lines_of_values(columns), self._settings, name=self._column)
+        values = table.column(self._column).to_pylist()
+        settings = None if own is None else [_settings(value) for value in table.column(own).to_pylist()]
+        results = self._run(values, settings, own)
         for result in results:
             self._refuse_columns(result)
         for note in dict.fromkeys(note for result in results for note in result.notes):
             warnings.warn(f"settings of rows: {note}; leave it out", NoEffectWarning, stacklevel=2)
-        return with_results(table, results, self._prefix, self._scoring, several=own is not None)
+        how = {"several": own is not None, "sound": self._runner.is_speech}
+        return with_results(table, results, self._prefix, self._scoring, **how)
+
+    def _run(self, values: list[Any], settings: list[Any] | None, own: str | None) -> list[InputResult]:
+        """Run the values of the column, with the settings of each row alone in the column ``own``."""
+        model, common = self._runner.model, self._settings
+        if self._runner.is_speech:
+            beams = self._runner.options(**common.generation).num_beams
+            return run_sound_rows(model, recordings_of_values(values, settings, own), common, beams)
+        columns = {self._column: values, **({} if own is None or settings is None else {own: settings})}
+        return run_rows(model, lines_of_values(columns), common, name=self._column)
 
     def _refuse_columns(self, result: InputResult) -> None:
         """Replace the result of a row that asked for more columns by an error: all tables have the same columns."""
@@ -168,7 +181,7 @@ def _settings(value: Any) -> Any:
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
-def load_text_runner(
+def load_runner(
     bundle: str | os.PathLike[str], settings: RowSettings, *, engine: str, device: str, threads: int | None
 ) -> Runner:
     """Load a bundle, and check that it can run rows with these settings.
@@ -180,11 +193,12 @@ def load_text_runner(
     """
     runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
     runner.wait_for_weights()
-    if not runner.manifest.reads_text:
-        kind, files = ("a speech model", "audio") if runner.is_speech else ("a model of images", "images")
-        raise InputError(f"this is {kind}, and rows are texts; use run-model without --ray for {files}")
+    if runner.reads_images:
+        raise InputError("this is a model of images, and rows are texts or sound; use run-model without --ray")
+    if runner.is_speech and (settings.ids or settings.truncate):
+        raise InputError("ids and truncate are for texts, this is a speech model; leave them out")
     runner.options(**settings.generation)
-    if not settings.ids:
+    if not settings.ids and not runner.is_speech:
         runner.model.text.require_tokenizer()
     return runner
 

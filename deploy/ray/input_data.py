@@ -1,4 +1,4 @@
-"""Input of `run-model --ray`: files and folders of text, JSON lines and Parquet, cut into partitions."""
+"""Input of `run-model --ray`: files and folders of text, JSON lines, Parquet and sound, cut into partitions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.json_line import read_json_line
 from tightbeam.deploy.ray.lines import LineScan, scan_lines
 from tightbeam.deploy.ray.parquet import scan_parquet
-from tightbeam.deploy.ray.partition import JSON_LINES, PARQUET, TEXT, FieldNames, Partition
+from tightbeam.deploy.ray.partition import JSON_LINES, PARQUET, SOUND, TEXT, FieldNames, Partition
 from tightbeam.deploy.run_model.input_files import IDS, STDIN, InputFiles, InputKind, expand_patterns, visible_files
 from tightbeam.deploy.run_model.input_files import TEXT as TEXT_LINES
 
@@ -41,9 +42,9 @@ class InputFile:
     kind : str
     nbytes, rows : int
     digest : str
-        BLAKE2b of the content, or of a Parquet file's footer.
+        BLAKE2b of the content, or of a Parquet file's footer; for a recording its size and the time of its last change.
     scan : LineScan or None
-        The beginnings of its partitions; None for Parquet.
+        The beginnings of its partitions; None for Parquet and recordings.
     """
 
     name: str
@@ -55,7 +56,9 @@ class InputFile:
     scan: LineScan | None = None
 
 
-def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_each: int) -> list[InputFile]:
+def find_files(
+    sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_each: int, sound: bool = False
+) -> list[InputFile]:
     """Find the files, check their kinds, and count their rows.
 
     Parameters
@@ -68,6 +71,8 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
         Rows are lists of token ids.
     rows_each : int
         Rows of a partition.
+    sound : bool
+        Take recordings too, and of a folder them alone.
 
     Raises
     ------
@@ -76,12 +81,12 @@ def find_files(sources: Sequence[str], fields: FieldNames, *, ids: bool, rows_ea
     """
     files: list[InputFile] = []
     paths: dict[str, Path] = {}
-    for name, path in (found for source in expand_patterns(sources) for found in _named(source)):
+    for name, path in (found for source in expand_patterns(sources) for found in _named(source, sound)):
         if paths.setdefault(name, path) != path:
             raise InputError(
                 f"{paths[name]} and {path} would both be called {name}; rename one, or run them separately"
             )
-        kind = SUFFIXES.get(path.suffix.lower())
+        kind = SOUND if sound and is_audio(path.name) else SUFFIXES.get(path.suffix.lower())
         if kind is None:
             raise InputError(
                 f"{path} is of an unknown kind; expected {', '.join(SUFFIXES)}; rename it, or move it away"
@@ -108,8 +113,8 @@ def cut(files: Sequence[InputFile], rows_each: int) -> list[Partition]:
     return made
 
 
-def _named(source: str) -> Iterator[tuple[str, Path]]:
-    """Iterate over the names and absolute paths of the files of one source."""
+def _named(source: str, sound: bool) -> Iterator[tuple[str, Path]]:
+    """Iterate over the names and absolute paths of the files of one source; with ``sound`` of a folder's recordings."""
     if source == STDIN:
         raise InputError("--ray does not read standard input, which other machines cannot reach; write it to a file")
     path = Path(os.path.abspath(source))
@@ -121,15 +126,19 @@ def _named(source: str) -> Iterator[tuple[str, Path]]:
             raise InputError(f"there is no file or folder {source}; pass one with {', '.join(SUFFIXES)}")
     except OSError as error:
         raise InputError(f"cannot read {source}: {(error.strerror or '').lower()}; pass a file or a folder") from None
-    shown = visible_files(path)
+    shown = [file for file in visible_files(path) if not sound or is_audio(file.name)]
     if not shown:
-        raise InputError(f"folder {source} has no files; expected some with {', '.join(SUFFIXES)}")
+        expected = "sound files" if sound else f"some with {', '.join(SUFFIXES)}"
+        raise InputError(f"folder {source} has no {'sound ' if sound else ''}files; expected {expected}")
     for file in shown:
         yield file.relative_to(path).as_posix(), file
 
 
 def _scan(name: str, path: Path, kind: str, fields: FieldNames, ids: bool, rows_each: int) -> InputFile:
-    nbytes = path.stat().st_size
+    status = path.stat()
+    nbytes = status.st_size
+    if kind == SOUND:
+        return InputFile(name, path, kind, nbytes, 1, f"{nbytes}-{status.st_mtime_ns}")
     if kind == PARQUET:
         if fields.settings:
             raise InputError(f"{name} is Parquet, and --json-input is for JSON lines; pass --text-field")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-__all__ = ["JSON_LINES", "PARQUET", "TEXT", "FieldNames", "Partition"]
+__all__ = ["JSON_LINES", "PARQUET", "SOUND", "TEXT", "FieldNames", "Partition"]
 
-TEXT, JSON_LINES, PARQUET = "text", "json-lines", "parquet"
-"""Kinds of files: a text in each line; an object in each line; a table."""
+TEXT, JSON_LINES, PARQUET, SOUND = "text", "json-lines", "parquet", "sound"
+"""Kinds of files: a text in each line; an object in each line; a table; one recording."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Partition:
     path : str
         Its absolute path.
     kind : str
-        TEXT, JSON_LINES or PARQUET.
+        TEXT, JSON_LINES, PARQUET or SOUND.
     first : int
         Number of the first row in the file, from 1.
     rows : int
     offset, nbytes : int
-        The rows' bytes in the file; 0 for Parquet.
+        The rows' bytes in the file; 0 for Parquet and recordings.
     """
 
     index: int

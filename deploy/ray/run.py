@@ -72,13 +72,16 @@ def run_on_ray(run: RayRun) -> int:
     """
     if run.output is None:
         check_output(STDOUT, False, run.sources, option="--output")
-    settings, notes = remove_settings_without_effect(dict(run.rows.generation), speech=False)
+    bundle = Bundle.load(run.bundle, verify=False)  # each actor compares the files with their checksums
+    manifest = bundle.manifest
+    settings, notes = remove_settings_without_effect(dict(run.rows.generation), speech=manifest.has_windows)
     run = replace(run, rows=replace(run.rows, generation=settings))
     for note in () if run.quiet else notes:
         say(f"note: {note}")
-    bundle = Bundle.load(run.bundle, verify=False)  # each actor compares the files with their checksums
     options = _options(bundle, run.rows)
-    files = find_files(run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each)
+    files = find_files(
+        run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each, sound=manifest.speech is not None
+    )
     partitions = cut(files, run.rows_each)
     if run.output is None and not run.json_lines and options.scoring is not None:
         raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json too, or --output")
@@ -186,12 +189,15 @@ class _Run:
 def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
     """Return the resolved settings. Raises GenerationError or InputError if no row can be run with them."""
     manifest = bundle.manifest
-    if not manifest.reads_text:
-        kind = "a speech model" if manifest.speech else "a model of images"
-        raise InputError(f"--ray is for texts, and this is {kind}; leave --ray out")
-    if manifest.tokenizer is None and not rows.ids:
+    if manifest.image is not None:
+        raise InputError("--ray is for texts and sound, and this is a model of images; leave --ray out")
+    if manifest.speech is not None and (rows.ids or rows.truncate):
+        raise InputError("--ids and --truncate are for text, this is a speech model; leave them out")
+    if manifest.tokenizer is None and not rows.ids and manifest.speech is None:
         raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")
-    return resolve_settings(manifest.generation, rows.generation, manifest.sizes, speech=False).for_prompt(1)
+    return resolve_settings(
+        manifest.generation, rows.generation, manifest.sizes, speech=manifest.has_windows
+    ).for_prompt(1)
 
 
 def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapping[str, Any]:

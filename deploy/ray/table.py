@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tightbeam.deploy.generation.scoring import Scoring
-from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.result import InputResult, segment_records
 from tightbeam.deploy.ray.library import optional_library
 
 __all__ = ["with_results"]
@@ -20,6 +20,7 @@ def with_results(
     scoring: Scoring | None = None,
     *,
     several: bool = False,
+    sound: bool = False,
 ) -> Any:
     """Append the columns of results to a table.
 
@@ -35,6 +36,8 @@ def with_results(
         The scores of single tokens that were asked for.
     several : bool
         Rows have settings of their own, so any of them may return several sequences.
+    sound : bool
+        Rows are recordings.
 
     Returns
     -------
@@ -43,7 +46,9 @@ def with_results(
         ``source_tokens`` and ``new_tokens`` (int), ``error`` (string) and ``truncated`` (bool) after the table's
         columns. If several sequences are returned, also ``texts``, ``scores``, ``sequences`` and ``finish_reasons``. If
         ``scoring`` asks for them, also ``token_scores`` (list of float) and ``alternatives`` (list of lists of token
-        and score), and with several sequences ``sequences_token_scores`` and ``sequences_alternatives``.
+        and score), and with several sequences ``sequences_token_scores`` and ``sequences_alternatives``. For recordings
+        also ``language`` (string), ``language_probability`` (float) and ``segments`` (list of structs of ``start``,
+        ``end``, ``text`` and ``tokens``).
     """
     arrow = optional_library("pyarrow")
     text, score, tokens = arrow.string(), arrow.float32(), arrow.list_(arrow.int64())
@@ -64,6 +69,12 @@ def with_results(
         columns["finish_reasons"] = arrow.list_(text), [result.finish_reasons for result in results]
         columns["sequences"] = arrow.list_(tokens), [result.sequences or None for result in results]
     columns |= _of_tokens(arrow, results, scoring, several)
+    if sound:
+        times = [("start", arrow.float64()), ("end", arrow.float64())]
+        segments = arrow.list_(arrow.struct([*times, ("text", text), ("tokens", tokens)]))
+        columns["language"] = text, [result.language for result in results]
+        columns["language_probability"] = score, [result.language_probability for result in results]
+        columns["segments"] = segments, [_segments(result) for result in results]
     for name, (kind, values) in columns.items():
         table = table.append_column(prefix + name, arrow.array(values, kind))
     return table
@@ -85,6 +96,13 @@ def _of_tokens(
         if several:
             columns[f"sequences_{name}"] = arrow.list_(arrow.list_(kind)), values
     return columns
+
+
+def _segments(result: InputResult) -> list[dict[str, Any]] | None:
+    if result.segments is None:
+        return None
+    names = ("start", "end", "text", "tokens")
+    return [{name: record[name] for name in names} for record in segment_records(result.segments)]
 
 
 def _first(values: Sequence[Any] | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import tightbeam
+from tightbeam.deploy.console import printable
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.inputs.newlines import escaped, spaced
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.ray.generate import load_text_runner
+from tightbeam.deploy.ray.generate import load_runner
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.lines import read_lines
 from tightbeam.deploy.ray.parquet import read_table
-from tightbeam.deploy.ray.partition import PARQUET, TEXT, FieldNames, Partition
+from tightbeam.deploy.ray.partition import PARQUET, SOUND, TEXT, FieldNames, Partition
+from tightbeam.deploy.ray.recordings import recordings_of_lines, run_sound_rows
 from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_whole
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
@@ -117,7 +120,7 @@ class PartitionWorker:
         try:
             self._check()
             how = {"engine": job.engine, "device": job.device, "threads": job.threads}
-            self._runner = load_text_runner(job.bundle, job.rows, **how)  # type: ignore[arg-type]
+            self._runner = load_runner(job.bundle, job.rows, **how)  # type: ignore[arg-type]
         except (BundleError, GenerationError, InputError) as error:
             self._failure = f"machine {platform.node()}: {error}"
 
@@ -153,12 +156,11 @@ class PartitionWorker:
             return
         try:
             lines, keys = self._read(partition)
-            name = None if partition.kind == TEXT else job.fields.text
-            results = run_rows(self._runner.model, lines, job.rows, name=name, first=partition.first)
+            results = self._results(partition, lines)
             for result in results:
                 result.file = partition.file
             if target is None:
-                report.lines = self._lines(results, keys)
+                report.lines = self._lines(partition, results, keys)
             elif partition.kind == PARQUET:
                 write_whole(target, self._parquet(partition, results))
             else:
@@ -170,19 +172,31 @@ class PartitionWorker:
         else:
             _count(report, results)
 
+    def _results(self, partition: Partition, lines: list[bytes]) -> list[InputResult]:
+        job, runner = self._job, self._runner
+        name = None if partition.kind in (TEXT, SOUND) else job.fields.text
+        if runner.is_speech:
+            beams = runner.options(**job.rows.generation).num_beams
+            recordings = recordings_of_lines(lines, name)
+            return run_sound_rows(runner.model, recordings, job.rows, beams, first=partition.first)
+        return run_rows(runner.model, lines, job.rows, name=name, first=partition.first)
+
     def _read(self, partition: Partition) -> tuple[list[bytes], list[Any]]:
         fields = self._job.fields
+        if partition.kind == SOUND:
+            return [os.fsencode(partition.path)], [None]
         if partition.kind != PARQUET:
             return read_lines(partition, fields)
         table = read_table(partition, [fields.text, *([fields.key] if fields.key else [])])
         keys = table.column(fields.key).to_pylist() if fields.key else [None] * table.num_rows
         return lines_of_values({fields.text: table.column(fields.text).to_pylist()}), keys
 
-    def _lines(self, results: list[InputResult], keys: list[Any]) -> list[str]:
+    def _lines(self, partition: Partition, results: list[InputResult], keys: list[Any]) -> list[str]:
         if self._job.json_lines:
             return json_lines(results, keys, self._job.fields)
         newlines = escaped if self._runner.decoder_only else spaced
-        return [result.as_text(newlines) for result in results]
+        named = f"{printable(partition.file)}\t" if partition.kind == SOUND else ""
+        return [f"{named}{result.as_text(newlines)}" for result in results]
 
     def _parquet(self, partition: Partition, results: list[InputResult]) -> bytes:
         """Return a Parquet file with the rows' files and numbers, keys and results."""
@@ -195,7 +209,9 @@ class PartitionWorker:
             columns["key"] = read_table(partition, [self._job.fields.key]).column(0)
         stream = arrow.BufferOutputStream()
         scoring = self._runner.options(**self._job.rows.generation).scoring
-        parquet.write_table(with_results(arrow.table(columns), results, scoring=scoring), stream)
+        parquet.write_table(
+            with_results(arrow.table(columns), results, scoring=scoring, sound=self._runner.is_speech), stream
+        )
         return bytes(stream.getvalue())
 
 
