@@ -432,7 +432,8 @@ def run_model(
         typer.Option(
             "--ray",
             help="Run on the Ray cluster at RAY_ADDRESS, else on one that is started here. FILE may then be a folder "
-            "of .txt, .jsonl and .parquet files, or of recordings. --output is a folder, and a second run adds the missing results.",
+            "of .txt, .jsonl and .parquet files, or of recordings. --output is a folder, and a second run adds the "
+            "missing results.",
         ),
     ] = False,
     text_field: Annotated[
