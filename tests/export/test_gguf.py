@@ -56,13 +56,18 @@ def test_tokens_are_those_of_transformers(file: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**where)
     for text in (*SENTENCES[:3], "<|begin|>two\nlines\n"):
         ids = tokenizer(text).input_ids
-        assert runner.encode(text)[0] == ids
+        assert runner.encode(text)[0] == ids and ids[0] == 0
         for settings in ({"num_beams": 1}, {"num_beams": 3}):
             how: dict[str, Any] = {**settings, "max_new_tokens": 12, "do_sample": False}
             expected = model.generate(torch.tensor([ids]), **how, eos_token_id=1, pad_token_id=1)[0].tolist()
             assert runner.generate([ids], **how).sequences[0].tolist() == expected
             text_of = tokenizer.decode(expected[len(ids) :], skip_special_tokens=True)
             assert runner.generate_text([text], **how) == [text_of]
+
+    long, length = " ".join(SENTENCES), 128 - 12
+    expected = AutoTokenizer.from_pretrained(**where, truncation_side="left")(long, truncation=True, max_length=length)
+    tokens, cut = runner.encode(long, truncate=True, max_new_tokens=12)
+    assert cut > 0 and tokens == expected.input_ids and tokens[0] == 0
 
 
 def test_dry_run_and_a_file_without_a_tokenizer(

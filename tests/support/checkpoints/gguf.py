@@ -134,5 +134,6 @@ def _add_tokenizer(writer: Any) -> None:
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
     writer.add_bos_token_id(0)
+    writer.add_add_bos_token(True)
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(1)
