@@ -27,7 +27,12 @@ __all__ = ["main"]
 HINTS = {
     **dict.fromkeys(("--sample", "--sampling"), "sampling is --do-sample"),
     **dict.fromkeys(("--beams", "--beam-size"), "beams are --num-beams"),
-    **dict.fromkeys(("--max-tokens", "--max-decoding-length"), "the limit is --max-new-tokens"),
+    **dict.fromkeys(
+        ("--max-tokens", "--max-decoding-length", "--n-predict", "--num-predict"), "the limit is --max-new-tokens"
+    ),
+    **dict.fromkeys(("--ctx-size", "--num-ctx"), "a bundle has the positions of its model; leave it out"),
+    "--temp": "the temperature is --temperature, with --do-sample",
+    "--repeat-penalty": "the penalty is --repetition-penalty",
     **dict.fromkeys(("--n", "--num-hypotheses"), "several results for each input are --num-return-sequences"),
     **dict.fromkeys(
         ("--stop", "--stop-strings", "--stop-sequence", "--reverse-prompt"), "stop strings are --stop-string"
@@ -46,6 +51,9 @@ HINTS = {
     "--file": "the whole content of a file is one input with --prompt-file FILE, or with --document",
     "--output-format": "the format of the results is --format",
     "--vad-filter": "windows of silence are skipped by --silence-threshold-db",
+    **dict.fromkeys(("--initial-prompt", "--hotwords"), "names and their spelling are --prompt"),
+    "--condition-on-previous-text": "the context of earlier windows is --condition-on-prev-tokens",
+    "--without-timestamps": "timestamps are left out by --no-return-timestamps",
     **dict.fromkeys(
         (
             f"--{name.replace('_', '-')}"

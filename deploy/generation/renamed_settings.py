@@ -17,6 +17,14 @@ RENAMED = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "max_decoding_length": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "num_predict": "max_new_tokens",
+    "end_token": "eos_token_id",
+    "suppress_sequences": "bad_words_ids",
+    "target_prefix": "decoder_input_ids",
+    "initial_prompt": "prompt",
+    "condition_on_previous_text": "condition_on_prev_tokens",
+    "log_prob_threshold": "logprob_threshold",
     "min_decoding_length": "min_new_tokens",
     "sampling_temperature": "temperature",
     "sampling_topk": "top_k",
@@ -30,15 +38,16 @@ RENAMED = {
     "return_log_probs": "return_token_scores",
     "word_timestamps": "return_token_timestamps",
 }
-"""Settings of CTranslate2, faster-whisper, vLLM, llama.cpp and TensorRT-LLM, and the names that they have here."""
+"""Settings of CTranslate2, faster-whisper, llama.cpp, ollama, vLLM and TensorRT-LLM: their names, and ours."""
 
 CALLBACK = PerFrontEnd(" (Runner.generate, callback)", "", "")
+STREAM = PerFrontEnd(" (Runner.stream_text)", " (--stream)", "; triton-repo --stream serves a model that streams")
 REPLACED: dict[str, Fix | str] = {
     "prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie",
     "logits_processor": "no Python function runs in a step; use the settings that change scores, or a trie",
     "stopping_criteria": Fix("no function runs in a step; leave it out, or cancel what runs{}", CALLBACK),
-    "streamer": Fix("leave it out, or take tokens as they come{}", CALLBACK),
-    "stream": "triton-repo --stream serves a model that streams",
+    "streamer": Fix("leave it out, or take the text as it comes{}", STREAM),
+    "stream": Fix("leave it out, or take the text as it comes{}", STREAM),
     "assistant_model": "drafts of another model are not supported; leave it out",
     "inputs": "pass the token ids as input_ids",
     "tools": "tools are not supported; describe them in a message, or leave it out",

@@ -361,6 +361,7 @@ def test_a_line_of_a_megabyte(bundle: Path, call: Command) -> None:
         (["{bundle}", "-", "{texts}", "-"], ["named twice"], 1),
         (["{bundle}", "--sample"], ["No such option: --sample; sampling is --do-sample"], 2),
         (["{bundle}", "--beam_size", "4"], ["No such option: --beam_size; beams are --num-beams; see run-model"], 2),
+        (["{bundle}", "--temp", "1"], ["No such option: --temp; the temperature is --temperature"], 2),
         (["{bundle}", "--num_beams", "4"], ["No such option: --num_beams; it is written --num-beams"], 2),
         (["{bundle}", "--bad-words-ids", "[[1]]"], ["pass it in a file: --generation-config FILE"], 2),
         (["{bundle}", "--key-field", "id"], ["are for --ray; leave them out, or add --ray"], 1),

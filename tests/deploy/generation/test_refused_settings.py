@@ -88,10 +88,15 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ({"seed": 1}, f"seed=1 {CALL} does nothing without do_sample; pass do_sample=True, or leave it out"),
         ({"num_beam": 4}, f"num_beam=4 {CALL} is not a generation setting; did you mean num_beams?"),
         ({"beam_size": 4}, f"beam_size=4 {CALL} is not a generation setting; did you mean num_beams?"),
+        ({"num_predict": 4}, f"num_predict=4 {CALL} is not a generation setting; did you mean max_new_tokens?"),
+        (
+            {"suppress_sequences": [[4]]},
+            f"suppress_sequences=[[4]] {CALL} is not a generation setting; did you mean bad_words_ids?",
+        ),
         (
             {"streamer": 1},
-            f"streamer=1 {CALL} is not a generation setting; leave it out, or take tokens as they come "
-            "(Runner.generate, callback)",
+            f"streamer=1 {CALL} is not a generation setting; leave it out, or take the text as it comes "
+            "(Runner.stream_text)",
         ),
         (
             {"assistant_model": 1},
