@@ -15,12 +15,15 @@ from support.checkpoints.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.run_model.subtitles import subtitles
+from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 
 
 class Words:
     """A tokenizer whose words are numbers."""
+
+    rules = PLAIN
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f" w{token}" for token in tokens if token < 45)

@@ -21,6 +21,7 @@ from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 TOKENS: dict[str, int] = TIMESTAMPS["lang_to_id"]
@@ -28,6 +29,8 @@ TOKENS: dict[str, int] = TIMESTAMPS["lang_to_id"]
 
 class Words:
     """A tokenizer whose words are numbers."""
+
+    rules = PLAIN
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f" w{token}" for token in tokens if token < 45)

@@ -24,6 +24,7 @@ from tightbeam.deploy.inputs.run import FoundSegments
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model import input_files
 from tightbeam.deploy.run_model.subtitles import subtitles
+from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 FORMAT = RawFormat(RATE_HZ, "f32le")
@@ -31,6 +32,8 @@ FORMAT = RawFormat(RATE_HZ, "f32le")
 
 class Words:
     """A tokenizer whose words are numbers."""
+
+    rules = PLAIN
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f" w{token}" for token in tokens if token < 45)
