@@ -156,10 +156,11 @@ def run_files(run: FileRun) -> int:
 
 def _run(run: FileRun) -> int:
     """Load the model, and run all inputs."""
-    if _is_typed(run) and run.document:  # the text is read whole before the model is loaded
+    document = run.document and run.prompt is None
+    if _is_typed(run) and document:  # the text is read whole before the model is loaded
         say("note: reading one text from standard input; end with Ctrl-D")
     sound = run.raw is not None or run.live is not None
-    files = InputFiles(list(run.sources), document=run.document, sound=sound)
+    files = InputFiles(list(run.sources), document=document, sound=sound)
     start = time.perf_counter()
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     load_seconds = time.perf_counter() - start

@@ -19,6 +19,7 @@ import tightbeam
 from tightbeam.deploy import InputError, NoEffectWarning, Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.texts import Texts
 from tightbeam.deploy.ray import Generate, worker
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import StartCounter
@@ -237,6 +238,15 @@ def test_results_are_returned_or_written_once(counter: Any, rows: list[dict[str,
     before = target.stat().st_mtime_ns
     assert report(actor, rows[1])["tokens"] == 0
     assert target.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("decoder_only", "line"), [(True, r"a\nb\\c"), (False, "a b\\c")])
+def test_results_of_several_lines(
+    counter: Any, rows: list[dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch, decoder_only: bool, line: str
+) -> None:
+    monkeypatch.setattr(Texts, "decode", lambda *_: "a\nb\\c")
+    monkeypatch.setattr(Runner, "decoder_only", decoder_only)
+    assert set(report(PartitionWorker(job(json_lines=False), counter), rows[0])["lines"]) == {line}
 
 
 def test_settings_of_a_row(counter: Any, tmp_path: Path) -> None:
