@@ -17,6 +17,7 @@ from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, 
 from tightbeam.deploy.inputs.audio_files import MAX_HZ, MIN_HZ
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.inputs.raw_sound import SAMPLE_FORMATS, RawFormat
+from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.run import FileRun, run_files
@@ -170,6 +171,17 @@ def run_model(
             "images the name of a file). Its other fields are settings of this line: truncate, and arguments of "
             "model.generate such as num_beams.",
         ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Chat: each line of standard input is a message of the user, and its answer is written "
+            "as it is made. /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.",
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System message of the conversation; with --chat.")
     ] = None,
     document: Annotated[
         bool,
@@ -473,8 +485,17 @@ def run_model(
     """
     # A parameter with the name of a generation setting is the option of that setting.
     settings = {field.name: context.params[field.name] for field in FIELDS if field.name in context.params}
-    with _errors_in_one_line(FrontEnd("command line", settings), whole=not stream or result_format in FORMATS):
+    front_end = FrontEnd("command line", settings)
+    with _errors_in_one_line(front_end, whole=not stream or result_format in FORMATS):
         cut = truncation_of(truncate)
+        if chat:
+            _check_for_chat(context)
+            given = _with_config(settings, generation_config)
+            loading: dict[str, Any] = {"bundle": bundle, "engine": engine, "device": device, "threads": threads}
+            how: dict[str, Any] = {"quiet": quiet, "system": system, "truncate": cut, "settings": given}
+            raise typer.Exit(run_chat(ChatRun(**loading, **how, front_end=front_end)))
+        if system is not None:
+            raise InputError("--system is the system message of --chat; pass both")
         if ids and cut:
             raise InputError("--truncate cuts texts, not --ids; leave one out, and shorten the ids yourself")
         if batch_size is not None and max_rows is not None:
@@ -580,6 +601,18 @@ def _checked_format(given: str | None, *, json_lines: bool) -> str:
     if json_lines and given not in (None, "json"):
         raise InputError(f"--json and --format {given} are two formats; leave one out")
     return "json" if json_lines else given or "text"
+
+
+def _check_for_chat(context: typer.Context) -> None:
+    """Raise InputError for options and arguments that a conversation does not have."""
+    allowed = {"bundle", "chat", "system", "truncate", "quiet", "engine", "device", "threads", "generation_config"}
+    allowed |= {field.name for field in FIELDS} - {"prompt"}
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE" and context.params[name]:
+            shown = parameter.opts[0] if name != "sources" else "FILE"
+            raise InputError(f"{shown} is not for --chat, which reads messages from standard input; leave it out")
 
 
 def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:

@@ -1,0 +1,200 @@
+"""`run-model --chat`: a conversation in the terminal, or of the lines of standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tightbeam.deploy.chat.messages import ASSISTANT, SYSTEM, USER, Messages
+from tightbeam.deploy.console import say
+from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, message_for
+from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
+from tightbeam.deploy.inputs.text_stream import TextStream
+from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.text.truncation import Truncation
+
+__all__ = ["ChatRun", "run_chat"]
+
+NEW_TOKENS = 512
+"""The most new tokens of an answer if no setting limits them, where ``model.generate`` would stop after 20."""
+RESET, EXIT = "/reset", "/exit"
+SHOWN = "> "
+"""The prompt of a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRun:
+    """A conversation that the command line asks for.
+
+    Attributes
+    ----------
+    bundle : Path
+    engine, device, threads
+        Arguments of `Runner.load`.
+    quiet : bool
+        Print errors only beside the answers.
+    system : str or None
+        The system message.
+    truncate : bool or str
+        Leave out the oldest turns of a conversation that is too long.
+    settings : mapping
+        Settings of ``model.generate``.
+    front_end : FrontEnd
+        The front end that errors are written for.
+    """
+
+    bundle: Path
+    engine: str
+    device: str
+    threads: int | None
+    quiet: bool
+    system: str | None
+    truncate: Truncation
+    settings: Mapping[str, Any]
+    front_end: FrontEnd
+
+
+def run_chat(run: ChatRun) -> int:
+    """Answer the user's messages until the input ends.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or 1 if a message that was not typed has no answer.
+
+    Raises
+    ------
+    BundleError, GenerationError, InputError
+        The model cannot chat, or has failed.
+    """
+    if sys.stdin is None:
+        raise InputError("--chat reads standard input, which is closed; leave it open")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
+    runner.model.text.require_chat_template().check()
+    chat = _Chat(run, runner)
+    signal.signal(signal.SIGTERM, _terminate)
+    typed = sys.stdin.isatty()
+    if typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # input() then has a history, and keys that edit a line
+        chat.note(f"type a message; {RESET} begins anew, {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
+    failed = False
+    while (line := _line(typed=typed)) is not None:
+        if line.rstrip() == EXIT:
+            break
+        if line.rstrip() == RESET:
+            chat.reset()
+        elif line.startswith("/"):
+            say(f"error: {line.split()[0]} is unknown; pass {RESET} or {EXIT}, or begin the message with a space")
+            failed = True
+        elif line.strip():
+            failed |= not chat.answer(line)
+    return 1 if failed and not typed else 0
+
+
+def _line(*, typed: bool) -> str | None:
+    """Return the next line of standard input; None at its end. Ctrl-C discards what was typed."""
+    while True:
+        try:
+            return input(SHOWN if typed else "")
+        except EOFError:
+            if typed:
+                print(flush=True)
+            return None
+        except KeyboardInterrupt:
+            print(flush=True)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM, which the console turns into Ctrl-C otherwise."""
+    raise SystemExit(128 + number)
+
+
+class _Chat:
+    """A conversation. Raises GenerationError or InputError for settings that no answer can have."""
+
+    def __init__(self, run: ChatRun, runner: Runner) -> None:
+        self._run, self._runner = run, runner
+        self._settings, notes = remove_settings_without_effect(
+            dict(run.settings), speech=False, defaults=runner.manifest.generation
+        )
+        self._options = runner.options(**self._settings)
+        if self._options.scoring is not None:
+            raise InputError(f"{self._options.scoring.asked} is more than an answer; leave it out")
+        if self._options.num_return_sequences > 1:
+            asked = f"num_return_sequences={self._options.num_return_sequences}"
+            raise GenerationError(f"{asked} is for several texts, and a conversation has one answer; leave it out")
+        self.note(*notes)
+        self._messages: Messages = []
+        self.reset()
+
+    def note(self, *notes: str) -> None:
+        """Print notes, unless the user wants none."""
+        for note in () if self._run.quiet else notes:
+            say(f"note: {note}")
+
+    def reset(self) -> None:
+        """Forget all messages but the system message."""
+        system = self._run.system
+        self._messages = [] if system is None else [{"role": SYSTEM, "content": system}]
+
+    def answer(self, message: str) -> bool:
+        """Write the answer to a message of the user, as it is made. Returns False if there is none.
+
+        A message without an answer is no part of the conversation, and an answer that was stopped is.
+        """
+        self._messages.append({"role": USER, "content": message})
+        try:
+            text = self._write()
+        except (GenerationError, InputError) as error:
+            say(f"error: {message_for(self._run.front_end, error)}")
+            text = ""
+        if text:
+            self._messages.append({"role": ASSISTANT, "content": text})
+        else:
+            self._messages.pop()
+        return bool(text)
+
+    def _write(self) -> str:
+        """Write the next answer, and return it. Raises GenerationError and InputError."""
+        settings = self._settings
+        limited = self._options.limited_by != "" or not self._runner.decoder_only
+        positions = self._runner.manifest.sizes.max_target
+        if not limited:
+            settings = {**settings, "max_new_tokens": min(NEW_TOKENS, positions // 2)}
+        tokens, cut = self._runner.encode(self._messages, truncate=self._run.truncate, **settings)
+        if not limited:
+            settings = {**settings, "max_new_tokens": min(NEW_TOKENS, positions - len(tokens))}
+        if cut:
+            self.note(f"the oldest turns are left out: {len(tokens) + cut:,} tokens are now {len(tokens):,}")
+        pieces: list[str] = []
+        with self._runner.stream_text(tokens, **settings) as stream, _closed_by_interrupt(stream):
+            for piece in stream:
+                pieces.append(piece)
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        print(flush=True)
+        if stream.result is None:
+            self.note("the answer was stopped")
+        elif stream.result.sequences[0][-1] not in self._options.eos_token_ids:
+            self.note(f"the answer ends at {stream.result.new_tokens} new tokens; --max-new-tokens N allows others")
+        return "".join(pieces)
+
+
+@contextmanager
+def _closed_by_interrupt(stream: TextStream) -> Iterator[None]:
+    """Close a stream on Ctrl-C, in place of an exception: the step that runs is not broken off."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: stream.close())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
