@@ -6,8 +6,7 @@ import contextlib
 import io
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,17 +79,18 @@ def run_chat(run: ChatRun) -> int:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     runner.model.text.require_chat_template().check()
-    chat = _Chat(run, runner)
+    chat, keys = _Chat(run, runner), _Keyboard()
     signal.signal(signal.SIGTERM, _terminate)
-    typed = sys.stdin.isatty()
-    if typed:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # input() then has a history, and keys that edit a line
+
+    def interrupt(number: int, frame: object) -> None:
+        keys.interrupt()
+        chat.stop()
+
+    signal.signal(signal.SIGINT, interrupt)
+    if keys.typed:
         chat.note(f"type a message; {RESET} begins anew, {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
     failed = False
-    while (line := _line(typed=typed)) is not None:
-        if line.rstrip() == EXIT:
-            break
+    while (line := keys.line()) is not None and line.rstrip() != EXIT:
         if line.rstrip() == RESET:
             chat.reset()
         elif line.startswith("/"):
@@ -98,25 +98,41 @@ def run_chat(run: ChatRun) -> int:
             failed = True
         elif line.strip():
             failed |= not chat.answer(line)
-    return 1 if failed and not typed else 0
+    return 1 if failed and not keys.typed else 0
 
 
-def _line(*, typed: bool) -> str | None:
-    """Return the next line of standard input; None at its end. Ctrl-C discards what was typed."""
-    while True:
+class _Keyboard:
+    """The lines of standard input. In a terminal they have a prompt, a history, and keys that edit them."""
+
+    def __init__(self) -> None:
+        self.typed, self._reading = sys.stdin.isatty(), False
+        if self.typed:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  # input() uses it
+
+    def line(self) -> str | None:
+        """Return the next line; None at the end. Ctrl-C discards what was typed."""
+        while True:
+            try:
+                return self._read()
+            except KeyboardInterrupt:
+                print(flush=True)
+            finally:
+                self._reading = False
+
+    def _read(self) -> str | None:
+        self._reading = True
         try:
-            return input(SHOWN if typed else "")
+            return input(SHOWN if self.typed else "")
         except EOFError:
-            if typed:
+            if self.typed:
                 print(flush=True)
             return None
-        except KeyboardInterrupt:
-            print(flush=True)
 
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    """End on SIGTERM, which the console turns into Ctrl-C otherwise."""
-    raise SystemExit(128 + number)
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt if a line is being read."""
+        if self._reading:
+            raise KeyboardInterrupt
 
 
 class _Chat:
@@ -135,6 +151,8 @@ class _Chat:
             raise GenerationError(f"{asked} is for several texts, and a conversation has one answer; leave it out")
         self.note(*notes)
         self._messages: Messages = []
+        self._stream: TextStream | None = None
+        self._stopped = False
         self.reset()
 
     def note(self, *notes: str) -> None:
@@ -147,12 +165,19 @@ class _Chat:
         system = self._run.system
         self._messages = [] if system is None else [{"role": SYSTEM, "content": system}]
 
+    def stop(self) -> None:
+        """Stop the answer, after the step that runs."""
+        self._stopped = True
+        if self._stream is not None:
+            self._stream.close()
+
     def answer(self, message: str) -> bool:
         """Write the answer to a message of the user, as it is made. Returns False if there is none.
 
         A message without an answer is no part of the conversation, and an answer that was stopped is.
         """
         self._messages.append({"role": USER, "content": message})
+        self._stopped = False
         try:
             text = self._write()
         except (GenerationError, InputError) as error:
@@ -166,35 +191,32 @@ class _Chat:
 
     def _write(self) -> str:
         """Write the next answer, and return it. Raises GenerationError and InputError."""
-        settings = self._settings
         limited = self._options.limited_by != "" or not self._runner.decoder_only
         positions = self._runner.manifest.sizes.max_target
-        if not limited:
-            settings = {**settings, "max_new_tokens": min(NEW_TOKENS, positions // 2)}
+        most = min(NEW_TOKENS, positions // 2)
+        settings = self._settings if limited else {**self._settings, "max_new_tokens": most}
         tokens, cut = self._runner.encode(self._messages, truncate=self._run.truncate, **settings)
         if not limited:
-            settings = {**settings, "max_new_tokens": min(NEW_TOKENS, positions - len(tokens))}
+            settings["max_new_tokens"] = min(most, positions - len(tokens))
         if cut:
             self.note(f"the oldest turns are left out: {len(tokens) + cut:,} tokens are now {len(tokens):,}")
         pieces: list[str] = []
-        with self._runner.stream_text(tokens, **settings) as stream, _closed_by_interrupt(stream):
-            for piece in stream:
+        with self._runner.stream_text(tokens, **settings) as self._stream:
+            for piece in self._stream:
+                if self._stopped:
+                    break
                 pieces.append(piece)
                 sys.stdout.write(piece)
                 sys.stdout.flush()
         print(flush=True)
-        if stream.result is None:
+        result = self._stream.result
+        if self._stopped:
             self.note("the answer was stopped")
-        elif stream.result.sequences[0][-1] not in self._options.eos_token_ids:
-            self.note(f"the answer ends at {stream.result.new_tokens} new tokens; --max-new-tokens N allows others")
+        elif result is not None and result.sequences[0][-1] not in self._options.eos_token_ids:
+            self.note(f"the answer ends at {result.new_tokens} new tokens; --max-new-tokens N allows others")
         return "".join(pieces)
 
 
-@contextmanager
-def _closed_by_interrupt(stream: TextStream) -> Iterator[None]:
-    """Close a stream on Ctrl-C, in place of an exception: the step that runs is not broken off."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: stream.close())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _terminate(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM, which the console turns into Ctrl-C otherwise."""
+    raise SystemExit(128 + number)
