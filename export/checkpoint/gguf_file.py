@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,9 +24,16 @@ from tightbeam.export.errors import ExportError, first_line
 __all__ = ["checkpoint_of"]
 
 PACKAGES = ("gguf", "accelerate")
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Architectures of files whose every key is read, as llama.cpp names them; a Mistral is a ``llama``."""
-UNREAD = ("rope.scaling.", "expert_count", "attention.sliding_window")
+LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+COMMON = frozenset(f"{name}.weight" for name in ("token_embd", "output_norm", "output", *LAYER))
+ARCHITECTURES = {
+    "llama": COMMON,
+    "qwen2": COMMON | {"attn_q.bias", "attn_k.bias", "attn_v.bias"},
+    "qwen3": COMMON | {"attn_q_norm.weight", "attn_k_norm.weight"},
+}
+"""Architectures as llama.cpp names them (a Mistral is a ``llama``), and the tensors that transformers reads of each,
+without their layers. It skips others in silence."""
+UNREAD = ("rope.scaling.", "expert_count", "attention.sliding_window", "attention.scale", "logit_scale")
 """Keys of an architecture that change what the model says, and that transformers does not read."""
 NEUTRAL = (0, "none")
 NO_TOKENIZER = "no_vocab"
@@ -116,7 +124,7 @@ def _check(path: Path, keys: Mapping[str, Any], tensors: tuple[str, ...]) -> Non
         for name, value in keys.items()
         if name.removeprefix(f"{architecture}.").startswith(UNREAD) and value not in NEUTRAL
     ]
-    found += [name for name in tensors if name.startswith("rope_freqs")]
+    found += [name for name in tensors if re.sub(r"^blk\.\d+\.", "", name) not in ARCHITECTURES[architecture]]
     if found:
         raise ExportError(
             f"{path}: {found[0]} changes what the model says, and transformers does not read it from GGUF; give the "

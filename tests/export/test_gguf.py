@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from support.checkpoints.families import SENTENCES
-from support.checkpoints.gguf import CONFIGS, make_model, write_gguf
+from support.checkpoints.gguf import CONFIGS, SIZES, make_model, write_gguf
 from support.commands import Command, caller
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
@@ -99,6 +99,9 @@ def test_refused_files(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     scaled = write_gguf(tmp_path / "scaled.gguf", model, **{"rope.scaling.type": "none", "expert_count": 0})
     with checkpoint_of(scaled) as folder:
         assert load_checkpoint(folder).sizes.decoder_only
+    biased = make_model(config=LlamaConfig(**SIZES, attention_bias=True))
+    other = write_gguf(tmp_path / "other.gguf", biased)
+    assert "blk.0.attn_q.bias changes what the model says" in refusal(other)
     other = write_gguf(tmp_path / "other.gguf", model, "gemma2")
     assert "the architecture of this file is 'gemma2', and llama, qwen2, qwen3 are read" in refusal(other)
 

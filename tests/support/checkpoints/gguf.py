@@ -50,9 +50,9 @@ LEAVES = {
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def make_model(architecture: str = "llama", seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[architecture])
+def make_model(architecture: str = "llama", config: Any = None) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config or CONFIGS[architecture])
     randomise(model)
     return model.eval()
 
@@ -92,7 +92,7 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         stem, _, last = name.rpartition(".")
         values = tensor.numpy().astype(np.float32)
-        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")) and values.ndim == 2:
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
             values = _interleaved(values, heads)
         own = WHOLE.get(stem) or _of_layer(stem)
