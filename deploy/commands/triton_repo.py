@@ -78,7 +78,7 @@ def triton_repo(
         bool,
         typer.Option(
             "--stream",
-            help="Send responses while a request runs: each token of greedy search or sampling, each segment of a "
+            help="Send responses while a request runs: each token as soon as no step can change it, each segment of a "
             "recording, and the result of each input as soon as it is finished.",
         ),
     ] = False,

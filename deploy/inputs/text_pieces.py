@@ -34,15 +34,16 @@ class TextPieces:
         self._known = max(self._known, sample.prompt_length)
         tokens = scheduler.certain(sample.number, self._known).tolist()
         self._known += len(tokens)
-        return self._add(tokens)
+        return "".join(map(self.add, tokens))
+
+    def add(self, token: int) -> str:
+        """Return the text that is new with the next token. Raises BundleError."""
+        return self._detokenizer.add(token)
 
     def of_segments(self, segments: Iterable[TextSegment]) -> str:
         """Return the text of further segments of a recording. Raises BundleError."""
-        return self._add(token for segment in segments for token in segment.tokens)
+        return "".join(self.add(token) for segment in segments for token in segment.tokens)
 
     def rest(self, text: str) -> str:
         """Return the last piece of the whole text."""
         return self._detokenizer.rest(text)
-
-    def _add(self, tokens: Iterable[int]) -> str:
-        return "".join(map(self._detokenizer.add, tokens))

@@ -40,7 +40,7 @@ async def ask_grpc(client: Any, model: str, text: str, parameters: dict[str, Any
 
 
 async def ask_stream(client: Any, model: str, text: str, parameters: dict[str, Any]) -> AsyncIterator[str]:
-    """Over gRPC, from a model written with --stream: pieces of text, as greedy search finds them."""
+    """Over gRPC, from a model written with --stream: pieces of text, as the search finds them."""
     source = triton_grpc.InferInput("TEXT", [1, 1], "BYTES")
     source.set_data_from_numpy(np.array([[text.encode()]], np.object_))
     wanted = [triton_grpc.InferRequestedOutput(name) for name in ("TEXT", "FINISHED")]

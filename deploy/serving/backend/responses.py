@@ -76,7 +76,7 @@ class Responder:
     triton
         The module ``triton_python_backend_utils``.
     stream
-        Send each row, each token of greedy search, and each segment of a recording as a response of its own. Otherwise
+        Send each row, each token that is certain, and each segment of a recording as a response of its own. Otherwise
         there is one response, when all rows are finished.
     """
 

@@ -75,7 +75,7 @@ class WorkerSettings(BaseModel):
     max_rows : int
         The most rows (samples x beams) that take steps together.
     stream : bool
-        Send the tokens of greedy search, and the segments of recordings.
+        Send tokens as soon as no step can change them, and the segments of recordings.
     server : Server
         The server to ask for a reload when the backend is killed.
     """
@@ -164,6 +164,7 @@ class Reading:
 @dataclass(frozen=True)
 class Token:
     """Event: the next token of a row, its place among the row's new tokens, from 1, and the text that it adds.
+    The texts of all tokens of a row join to its text.
 
     A row whose batch failed runs again, and sends its tokens again.
     """

@@ -88,7 +88,7 @@ class ServingSettings:
     deadline_s : int
         Seconds after which a request without its last response fails; its own parameter ``deadline_s`` may say less.
     stream : bool
-        Send a response for each row, and for each token of greedy search, rather than one for a request.
+        Send a response for each row, and for each of its tokens, rather than one for a request.
     url : str
         The server's HTTP address, seen from its own machine.
     """

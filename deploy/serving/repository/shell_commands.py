@@ -74,7 +74,7 @@ def request_command(
     url
         The server's HTTP address.
     stream
-        The model streams. The request then asks for greedy search, of which each token is a response.
+        The model streams. The request then asks for greedy search, of which each token is a response at once.
     text
         Text of the request, if the model takes text.
     audio

@@ -9,16 +9,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
 from tightbeam.deploy.inputs.open_input import OpenInput
-from tightbeam.deploy.inputs.output import text_of
+from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
-from tightbeam.deploy.search import SearchResult
 from tightbeam.deploy.serving.protocol.messages import (
     Event,
     FoundSegment,
@@ -33,7 +31,6 @@ from tightbeam.deploy.serving.protocol.messages import (
 )
 from tightbeam.deploy.serving.worker.parsing import ParsingThreads
 from tightbeam.deploy.serving.worker.requests import ParsedRequest, RequestParser
-from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer
 
 __all__ = ["RunningRequests"]
 
@@ -50,7 +47,7 @@ class _OpenRow:
     """A row without a result.
 
     ``alone``: its samples run in batches of their own. ``waiting``: samples that the scheduler does not have yet.
-    ``running``: number of samples that it has. ``segments``: number of segments sent. ``has_text``: one has text.
+    ``running``: number of samples that it has. ``segments``: number of segments sent. ``pieces``: the text of these.
     """
 
     request: ParsedRequest
@@ -60,7 +57,7 @@ class _OpenRow:
     waiting: deque[Sample] = field(default_factory=deque)
     running: int = 0
     segments: int = 0
-    has_text: bool = False
+    pieces: TextPieces | None = None
 
 
 @dataclass(eq=False)
@@ -69,11 +66,21 @@ class _Running:
 
     owner: _OpenRow
     sample: Sample
-    detokenizer: IncrementalDetokenizer | None = None
     streamed: int = 0
+    pieces: TextPieces | None = None
+
+    @property
+    def beginning(self) -> int:
+        """Tokens of its sequences that are given, and not streamed."""
+        return self.sample.prompt_length or self.sample.options.beginning
+
+    @property
+    def streams(self) -> bool:
+        """True if its tokens are those of its row, which has one sequence."""
+        return self.owner.input.is_one_sample and self.sample.options.num_return_sequences == 1
 
 
-class RunningRequests:
+class RunningRequests(NullEvents):
     """Runs requests as they come.
 
     Every row of a request that is neither refused nor cancelled gets one `Row`, as soon as its result is final.
@@ -85,7 +92,8 @@ class RunningRequests:
     max_rows
         The most rows (samples x beams) that take steps together.
     stream
-        Send a `Token` for each token of greedy search, and a `FoundSegment` for each segment of a recording, too.
+        Send a `Token` for each token of a row of one sequence, as soon as no step can change it, and a `FoundSegment`
+        for each segment of a recording, too.
     send
         Function that takes the events, and the work that was done since its last call.
     """
@@ -98,7 +106,6 @@ class RunningRequests:
         self._sending = threading.Lock()
         self._samples: dict[int, _Running] = {}
         self._events: list[Event] = []
-        self._undecoded: list[tuple[_OpenRow, BundleError]] = []  # rows whose tokens the tokenizer cannot decode
         self._tokens = 0
         self._reported = time.monotonic()
 
@@ -109,10 +116,10 @@ class RunningRequests:
 
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
-        if not self._parser.is_quick(request):
-            self._parsing.put(request)
-            return
         try:
+            if not self._parser.is_quick(request):
+                self._parsing.put(request)
+                return
             parsed = self._parser.parse(request)
         except Exception as error:  # a defect must not end the worker
             self._refuse(request.number, error)
@@ -141,10 +148,12 @@ class RunningRequests:
             if isinstance(ended, FailedSample):
                 self._fail(running.owner, ended.error)
             else:
-                self._take(running.owner, ended)
-        for owner, error in self._undecoded:
-            self._fail(owner, error)
-        self._undecoded.clear()
+                self._take(running, ended)
+        if self._stream:
+            for number, running in list(self._samples.items()):
+                if number in self._samples and running.streams:  # else its request was refused just now
+                    known = running.beginning + running.streamed
+                    self._stream_tokens(running, self._scheduler.certain(number, known).tolist())
         if self._events or not self.active or time.monotonic() > self._reported + REPORT_SECONDS:
             self.report()
 
@@ -187,8 +196,9 @@ class RunningRequests:
             self._samples[sample.number] = _Running(owner, sample)
             self._scheduler.add(replace(sample, alone=True) if owner.alone else sample)
 
-    def _take(self, owner: _OpenRow, finished: FinishedSample) -> None:
+    def _take(self, running: _Running, finished: FinishedSample) -> None:
         """Take the result of a sample, and run the row's next samples."""
+        owner = running.owner
         owner.running -= 1
         self._run(owner, owner.input.take(finished.number, finished.result))
         try:
@@ -197,9 +207,10 @@ class RunningRequests:
             self._fail(owner, error)
             return
         if owner.input.done:
-            self._finish(owner)
+            self._finish(owner, running if self._stream and running.streams else None)
 
-    def _finish(self, owner: _OpenRow) -> None:
+    def _finish(self, owner: _OpenRow, streamed: _Running | None = None) -> None:
+        """Send the result of a row, behind the last tokens of its ``streamed`` sample."""
         owner.input.close()
         try:
             if owner.input.failure is not None:
@@ -208,6 +219,10 @@ class RunningRequests:
         except (BundleError, InputError, GenerationError) as error:
             self._fail(owner, error)
             return
+        if streamed is not None:
+            given = 0 if self._model.decoder_only else streamed.sample.options.beginning
+            if not self._stream_tokens(streamed, output.sequences[0][given + streamed.streamed :], output):
+                return
         self._tokens += sum(len(row) for row in output.sequences)
         self._events.append(Row(owner.request.number, owner.row, output, owner.request.options.pad_token_id or 0))
 
@@ -223,43 +238,54 @@ class RunningRequests:
         """Report the requests whose samples are about to run, because that may end this process."""
         started = [self._samples[number] for number in samples]
         for running in started:  # a sample whose batch failed begins again
-            running.detokenizer, running.streamed = None, 0
+            running.pieces, running.streamed = None, 0
         self._events += [Started(number) for number in dict.fromkeys(each.owner.request.number for each in started)]
         self.report()
-
-    def on_step(self, samples: Ints, tokens: Ints | None) -> Bools:
-        cancelled = np.zeros(len(samples), np.bool_)
-        if self._stream and tokens is not None:
-            for place, (number, token) in enumerate(zip(samples.tolist(), tokens.tolist(), strict=True)):
-                running = self._samples.get(number)
-                if running is None or not running.owner.input.is_one_sample:  # windows have no order of tokens
-                    continue
-                try:
-                    self._stream_token(running, token)
-                except BundleError as error:  # of the tokenizer
-                    self._undecoded.append((running.owner, error))
-                    cancelled[place] = True
-        return cancelled
-
-    def on_finished(self, sample: int, result: SearchResult) -> None:
-        """Do nothing: `turn` takes the results."""
 
     def _stream_segments(self, owner: _OpenRow) -> None:
         """Send the segments of the windows that are done."""
         if not self._stream or owner.input.failure is not None:
             return
-        for segment in owner.input.new_segments(self._model):
-            text = text_of(self._model, segment.tokens) if self._model.has_tokenizer else ""
-            text = text if owner.has_text else text.lstrip()
-            owner.segments, owner.has_text = owner.segments + 1, owner.has_text or bool(text)
+        segments = owner.input.new_segments(self._model)
+        texts = [""] * len(segments)
+        if segments and self._model.has_tokenizer:
+            owner.pieces = owner.pieces or TextPieces(self._model)
+            texts = [owner.pieces.of_segments([segment]) for segment in segments]
+            if owner.input.done and (whole := owner.input.output(self._model).texts):
+                texts[-1] += owner.pieces.rest(whole[0])
+        for segment, text in zip(segments, texts, strict=True):
+            owner.segments += 1
             self._events.append(FoundSegment(owner.request.number, owner.row, owner.segments, segment, text))
 
-    def _stream_token(self, running: _Running, token: int) -> None:
-        text = ""
-        if self._model.has_tokenizer:
-            if running.detokenizer is None:
-                running.detokenizer = IncrementalDetokenizer(lambda tokens: text_of(self._model, tokens))
-            text = running.detokenizer.add(token)
-        running.streamed += 1
+    def _stream_tokens(self, running: _Running, tokens: Sequence[int], output: Output | None = None) -> bool:
+        """Send the next tokens of a row. The last ones, of its ``output``, have the rest of its text. Returns False if
+        the tokenizer cannot decode them, and the request was refused."""
         owner = running.owner
-        self._events.append(Token(owner.request.number, owner.row, running.streamed, token, text))
+        try:
+            texts = self._texts(running, tokens, output)
+        except BundleError as error:
+            self._fail(owner, error)
+            return False
+        if texts and output is not None and output.texts and running.pieces is not None:
+            texts[-1] += running.pieces.rest(output.texts[0])
+        for token, text in zip(tokens, texts, strict=True):
+            running.streamed += 1
+            self._events.append(Token(owner.request.number, owner.row, running.streamed, token, text))
+        return True
+
+    def _texts(self, running: _Running, tokens: Sequence[int], output: Output | None) -> list[str]:
+        """Return the text that each token adds, the first one with that of the given tokens of an output."""
+        if not (tokens and self._model.has_tokenizer):
+            return [""] * len(tokens)
+        before = ""
+        if running.pieces is None:
+            running.pieces = TextPieces(self._model)
+            known = running.sample.prompt_length
+            row = (
+                self._scheduler.certain(running.sample.number, known).tolist()
+                if output is None
+                else output.sequences[0]
+            )
+            before = "".join(map(running.pieces.add, row[: running.beginning - known]))
+        texts = list(map(running.pieces.add, tokens))
+        return [before + texts[0], *texts[1:]]

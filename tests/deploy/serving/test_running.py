@@ -16,7 +16,7 @@ from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.inputs import read_features, transcribe
 from support.serving.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
-from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 
@@ -228,7 +228,7 @@ def test_request_cancelled_while_running_changes_no_other(bart: Runner, num_beam
     log = run(bart, requests, stream=True, cancelled=cancelled)
     assert log.refusals() == {}
     assert log.outputs(0) == []
-    assert len(log.tokens(0)) == (4 if num_beams == 1 else 0)
+    assert len(log.tokens(0)) == 4 if num_beams == 1 else len(log.tokens(0)) < 4
     for row in range(2):
         assert_same(log.outputs(1)[row], alone(bart, rows[2 + row], settings))
     assert log.stats.steps == 12
@@ -258,9 +258,46 @@ def test_streamed_tokens_are_in_order_and_join_to_the_row(bart: Runner, gpt2: Ru
         assert len(set(steps)) == 8
 
 
-def test_beam_search_streams_no_tokens(bart: Runner) -> None:
-    log = run(bart, [text_request(0, SENTENCES[0], num_beams=2, max_new_tokens=5)], stream=True)
-    assert len(log.events) == 1 and log.outputs(0)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 2, "min_new_tokens": 12},
+        {"num_beams": 3, "do_sample": True, "seed": 2},
+        {"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"do_sample": True, "seed": 1, "max_new_tokens": 1},
+    ],
+)
+def test_beams_stream_their_common_beginning(bart: Runner, gpt2: Runner, settings: dict[str, Any]) -> None:
+    for runner in (bart, gpt2):
+        requests = [text_request(number, *SENTENCES, **{"max_new_tokens": 12, **settings}) for number in range(2)]
+        log = run(runner, requests, stream=True)
+        places = {id(event): place for place, event in enumerate(log.events)}
+        for number in range(2):
+            for row, output in enumerate(log.outputs(number)):
+                tokens = log.tokens(number, row)
+                assert [token.token for token in tokens] == output.sequences[0][0 if runner.decoder_only else 1 :]
+                assert ["".join(token.text for token in tokens)] == output.texts
+                rows = [event for event in log.events if (event.number, getattr(event, "row", -1)) == (number, row)]
+                assert isinstance(rows[-1], Row) and places[id(rows[-1])] > places[id(tokens[-1])]
+
+
+def test_several_sequences_are_not_streamed(bart: Runner) -> None:
+    for settings in ({"num_beams": 2}, {"do_sample": True}):
+        request = text_request(0, SENTENCES[0], num_return_sequences=2, max_new_tokens=5, **settings)
+        log = run(bart, [request], stream=True)
+        assert len(log.events) == 1 and log.outputs(0)
+
+
+def test_the_text_of_a_given_beginning_is_streamed(bart: Runner) -> None:
+    """The pieces join to the whole text, and the tokens are the new ones."""
+    for length in (1, 6):
+        request = text_request(0, SENTENCES[0], max_new_tokens=length, num_beams=1, decoder_input_text="a small")
+        log = run(bart, [request], stream=True)
+        (output,), tokens = log.outputs(0), log.tokens(0)
+        assert ["".join(token.text for token in tokens)] == output.texts and (output.texts or [""])[0].startswith(
+            "a sm"
+        )
+        assert [token.token for token in tokens] == output.sequences[0][-len(tokens) :] and len(tokens) == length
 
 
 def test_streamed_characters_of_several_tokens_are_whole(bart: Runner, tmp_path: Path) -> None:
@@ -282,12 +319,9 @@ def test_streamed_characters_of_several_tokens_are_whole(bart: Runner, tmp_path:
     for row, output in enumerate(log.outputs(0)):
         assert output.texts
         pieces = [token.text for token in log.tokens(0, row)]
-        assert not any(piece.endswith(HALF) for piece in pieces)
-        if output.texts[0].endswith(HALF):  # the row ended in the middle of a character
-            assert output.texts[0].startswith("".join(pieces))
-        else:
-            assert output.texts == ["".join(pieces)]
-            whole += "\u00e9" in output.texts[0]
+        assert not any(piece.endswith(HALF) for piece in pieces[:-1])
+        assert output.texts == ["".join(pieces)]
+        whole += "\u00e9" in output.texts[0]
     assert whole > 3
 
 
@@ -323,7 +357,7 @@ def test_windows_of_an_audio_file_are_joined(whisper: Runner, tmp_path: Path) ->
         said = log.tokens(0, 1)
         if "num_beams" not in own:
             assert [token.token for token in said] == outputs[1].sequences[0][-len(said) :] and len(said) > 3
-            assert outputs[1].texts[0].endswith("".join(token.text for token in said).strip())
+            assert outputs[1].texts == ["".join(token.text for token in said)]
 
 
 def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -336,4 +370,4 @@ def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytes
     assert any(token.token > 55 for token in said)
     (output,) = log.outputs(0)
     assert output.texts == [tokenizer.decode(output.sequences[0], skip_special_tokens=True)]
-    assert output.texts[0].endswith("".join(token.text for token in said).strip())
+    assert output.texts == ["".join(token.text for token in said)]
