@@ -95,7 +95,8 @@ IDS = InputKind(
 AUDIO_NAMES = InputKind(
     "the name of a file",
     "the name of an audio file",
-    "pass audio files, or a text file that names an audio file in each line",
+    "pass audio files, or a text file that names an audio file in each line; --sound-input reads a recording from "
+    "standard input, and --sample-rate raw samples",
     _exists,
     "surrogateescape",
 )
