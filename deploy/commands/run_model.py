@@ -516,7 +516,11 @@ def run_model(
         if raw is not None and (sound_input or json_input is not None):
             raise InputError("--sample-rate does not go with --sound-input or --json-input; leave one out, and pass -")
         given = _with_config({**settings, "prompt": None}, generation_config)
-        common: dict[str, Any] = {"bundle": bundle, "sources": tuple(sources or [prompt_file or STDIN]), "quiet": quiet}
+        common: dict[str, Any] = {
+            "bundle": bundle,
+            "sources": tuple(sources or [STDIN if prompt_file is None else prompt_file]),
+            "quiet": quiet,
+        }
         common |= {"json_lines": result_format == "json", "engine": engine, "device": device, "threads": threads}
         if ray:
             from tightbeam.deploy.ray.partition import FieldNames

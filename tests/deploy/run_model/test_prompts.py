@@ -148,6 +148,7 @@ def test_refused(gpt2: Path, call: Command, tmp_path: Path) -> None:
         (("--truncate=middle",), "--truncate=middle is not a side; pass --truncate left or right, or --truncate alone"),
         (("--prompt-file", tmp_path / "none"), "there is no file"),
         (("--prompt-file", tmp_path), "is a folder"),
+        (("--prompt-file", ""), "no file is named"),
         (("--prompt-file", "a", "b"), "--prompt-file is the one input, a text"),
         (("--prompt-file", "a", "--prompt", "b"), "--prompt-file is the one input, a text"),
         (("--prompt", "a", tmp_path), "a file is named too"),
