@@ -23,7 +23,7 @@ from tightbeam.deploy.runtimes.base import ENCODED_TOGETHER
 
 __all__ = ["BY_LAYER", "ProcessMemory", "buffer_bytes", "memory_of"]
 
-LIBRARIES = 92_000_000
+LIBRARIES = 96_000_000
 """Bytes of a process with a model of 1 MB, half of them pages of files (2026-11-25, x86-64, Python 3.11)."""
 BY_GRAPH_BYTE = 45
 """Bytes of memory for each byte of ``encoder.onnx`` and ``decoder.onnx`` (SmolLM2-135M's shape: 18 MB for 0.39 MB)."""
