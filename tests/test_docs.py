@@ -157,3 +157,11 @@ def test_diff_of_adding_applies(diff: str) -> None:
         ["git", "apply", "--check", "-C1", "-"], input=diff, text=True, capture_output=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_in_tables_has_no_pipe(page: Path) -> None:
+    r"""GitHub ends the cell at the pipe, and mkdocs shows the backslash of ``\|``."""
+    rows = [line for line in prose(page.read_text("utf-8")).splitlines() if line.startswith("|")]
+    wrong = [row for row in rows if any("\\|" in code for code in row.split("`")[1::2])]
+    assert not wrong, f"{name_of(page)}: a pipe in code of the row {wrong[0][:100]!r}"
