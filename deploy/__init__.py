@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tightbeam.deploy.errors import BundleError, GenerationError, InputError, NoEffectWarning
     from tightbeam.deploy.generation.options import GenerationOptions
     from tightbeam.deploy.runner import Runner
+    from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
     from tightbeam.deploy.search import SearchResult
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "GenerationError",
     "GenerationOptions",
     "InputError",
+    "KeptPrompt",
     "NoEffectWarning",
     "Runner",
     "SearchResult",
@@ -39,6 +41,7 @@ _MODULES = {
     "GenerationError": "errors",
     "GenerationOptions": "generation.options",
     "InputError": "errors",
+    "KeptPrompt": "runtimes.kept_prompt",
     "NoEffectWarning": "errors",
     "Runner": "runner",
     "SearchResult": "search",

@@ -54,6 +54,7 @@ from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.scheduling.events import CallbackEvents, SchedulerEvents
 from tightbeam.deploy.scheduling.results import join_results
 from tightbeam.deploy.scheduling.sample import Sample, samples_of_features
@@ -449,7 +450,14 @@ class Runner:
         """
         return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, truncate: Truncation = False, **settings: Any) -> str:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        truncate: Truncation = False,
+        kept: KeptPrompt | None = None,
+        **settings: Any,
+    ) -> str:
         """Generate the next answer of a conversation.
 
         The prompt is ``tokenizer.apply_chat_template(messages, add_generation_prompt=True)`` of the checkpoint's own
@@ -464,6 +472,8 @@ class Runner:
         truncate : bool or str
             True or "left": leave out the oldest turns of a conversation that is longer than the model's positions less
             the new tokens, which is an error otherwise. The system messages at the beginning stay.
+        kept : KeptPrompt, optional
+            The earlier turns of this conversation, which are then not encoded again. It keeps this prompt's.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -489,12 +499,17 @@ class Runner:
         settings = self.model.settings.without_effect(settings)
         _check_texts_alone(self.options(**settings))
         tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
-        sample = self.model.sample(0, tokens, settings)
+        sample = replace(self.model.sample(0, tokens, settings), kept=kept)
         found = output_of(self.model, self._run([sample], 1)[0], sample)
         return (found.texts or [""])[0]
 
     def stream_text(
-        self, source: TextSource | Sequence[int], *, truncate: Truncation = False, **settings: Any
+        self,
+        source: TextSource | Sequence[int],
+        *,
+        truncate: Truncation = False,
+        kept: KeptPrompt | None = None,
+        **settings: Any,
     ) -> TextStream:
         """Generate from one text, and return its output in pieces, each as soon as no later token can change it.
 
@@ -510,6 +525,8 @@ class Runner:
         truncate : bool or str
             Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
             a decoder-only model and else at the end; or "left" or "right".
+        kept : KeptPrompt, optional
+            The earlier turns of this conversation, as for `chat`.
         **settings
             Arguments of ``model.generate``, by the same names.
 
@@ -543,10 +560,15 @@ class Runner:
         else:
             self._check_reads_tokens()
             check_without_text(settings)
-        return TextStream(self.model, self.sample(0, tokens, settings))
+        return TextStream(self.model, self.sample(0, tokens, settings, kept))
 
     def stream_text_async(
-        self, source: TextSource | Sequence[int], *, truncate: Truncation = False, **settings: Any
+        self,
+        source: TextSource | Sequence[int],
+        *,
+        truncate: Truncation = False,
+        kept: KeptPrompt | None = None,
+        **settings: Any,
     ) -> AsyncTextStream:
         """Generate from one text like `stream_text`, for ``async for``. The event loop is never blocked.
 
@@ -557,6 +579,7 @@ class Runner:
         ----------
         source : str, sequence of dict, or sequence of int
         truncate : bool or str
+        kept : KeptPrompt, optional
         **settings
             The arguments of `stream_text`.
 
@@ -570,7 +593,7 @@ class Runner:
         GenerationError, InputError, BundleError
             The errors of `stream_text`.
         """
-        return AsyncTextStream(self.stream_text(source, truncate=truncate, **settings))
+        return AsyncTextStream(self.stream_text(source, truncate=truncate, kept=kept, **settings))
 
     def generate_from_features(
         self,
@@ -824,7 +847,9 @@ class Runner:
         check_count("batch_size", batch_size, "images")
         return read_images(self.model, images, batch_size=batch_size, settings=settings)
 
-    def sample(self, number: int, tokens: Sequence[int], settings: Mapping[str, Any]) -> Sample:
+    def sample(
+        self, number: int, tokens: Sequence[int], settings: Mapping[str, Any], kept: KeptPrompt | None = None
+    ) -> Sample:
         """Return a sample of token ids for `scheduler`.
 
         Parameters
@@ -835,6 +860,8 @@ class Runner:
             Token ids of a source, or of the prompt of a decoder-only model.
         settings : mapping
             Arguments of ``model.generate``, for this sample alone.
+        kept : KeptPrompt, optional
+            An earlier prompt of the same conversation.
 
         Returns
         -------
@@ -848,7 +875,7 @@ class Runner:
             There are no tokens, too many, or one outside the vocabulary.
         """
         self.model.text.check_ids(tokens)
-        return self.model.sample(number, tokens, settings)
+        return replace(self.model.sample(number, tokens, settings), kept=kept)
 
     def scheduler(self, max_rows: int, events: SchedulerEvents | None = None) -> Scheduler:
         """Return a scheduler without samples. Samples of any settings can be added and cancelled one by one.

@@ -23,6 +23,7 @@ from tightbeam.deploy.runtimes._memory_pool import BatchMemory
 from tightbeam.deploy.runtimes._places import Places
 from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import SMALL_INPUTS, Encoded, StepOutputs, resolve, sizes_of
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 
@@ -64,6 +65,7 @@ class SlotRuntime:
         into: Encoded | None = None,
         *,
         aligned: bool = False,  # refused before, by the obstacle
+        kept: KeptPrompt | None = None,  # encoded whole
     ) -> EncodedSamples:
         graphs, (B, N) = self._graphs, attention_mask.shape
         graphs.check_limits(B, num_beams, N, 0, 0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.rows import LogitRows
 from tightbeam.deploy.tries.trie import Trie
@@ -321,6 +322,7 @@ class JoiningRuntime(Protocol):
         into: Encoded | None = None,
         *,
         aligned: bool = False,
+        kept: KeptPrompt | None = None,
     ) -> Encoded:
         """Encode a batch.
 
@@ -332,6 +334,8 @@ class JoiningRuntime(Protocol):
             Arrays that take the results, from ``JoiningDecoding.free_places``.
         aligned : bool
             Give the keys of the alignment heads too, as `ALIGNMENT_KEYS`.
+        kept : KeptPrompt, optional
+            Of a batch of one prompt: an earlier prompt, which the runtime may continue, and which this one replaces.
 
         Returns
         -------

@@ -43,6 +43,7 @@ from tightbeam.deploy.runtimes.base import (
     small_inputs,
     source_outputs,
 )
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 from tightbeam.plugins.library import cpu_library
@@ -186,10 +187,12 @@ class OnnxRuntimeCpu:
         into: Mapping[str, Array] | None = None,
         *,
         aligned: bool = False,
+        kept: KeptPrompt | None = None,
     ) -> Mapping[str, Array]:
         B, N = attention_mask.shape
         try:
-            return self._encode(source, attention_mask, sizes_of(B, N, num_beams, 0, 1), into, aligned=aligned)
+            sizes = sizes_of(B, N, num_beams, 0, 1)
+            return self._encode(source, attention_mask, sizes, into, aligned=aligned, kept=kept)
         except MemoryError as error:
             raise ExecutionError(f"no memory to encode {B} samples; run fewer together ({error})") from error
 
@@ -209,6 +212,7 @@ class OnnxRuntimeCpu:
         into: Mapping[str, Array] | None = None,
         *,
         aligned: bool = False,
+        kept: KeptPrompt | None = None,
     ) -> dict[str, Array]:
         """Run the encoder over a few samples at a time. Returns its outputs by name: new arrays, or ``into``'s."""
         B, N, M = sizes["B"], sizes["N"], sizes["M"]
@@ -226,7 +230,7 @@ class OnnxRuntimeCpu:
             options = SHRINKING if large and last else None
             if self.manifest.prompt is not None:
                 caches = {name: array[samples] for name, array in encoded.items()}
-                self._encode_parts(source[samples], attention_mask[samples], caches, options)
+                self._encode_parts(source[samples], attention_mask[samples], caches, options, kept)
                 continue
             inputs = {
                 **dict.fromkeys(("input_ids", *FEATURE_INPUTS), source[samples]),
@@ -246,11 +250,17 @@ class OnnxRuntimeCpu:
         return encoded
 
     def _encode_parts(
-        self, ids: Ints, mask: Ints, caches: Mapping[str, Array], options: ort.RunOptions | None, first: int = 0
+        self,
+        ids: Ints,
+        mask: Ints,
+        caches: Mapping[str, Array],
+        options: ort.RunOptions | None,
+        kept: KeptPrompt | None,
     ) -> None:
-        """Write the keys and values of prompts [B, N] from position ``first`` on into caches [B, G, N, .], a part at a
-        time, so that activations and scores take the memory of a part."""
+        """Write the keys and values of prompts [B, N] into caches [B, G, N, .], a part at a time, so that activations
+        and scores take the memory of a part. A prompt that continues ``kept`` is encoded from there."""
         length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1 if mask.any() else 0
+        first = 0 if kept is None else kept.begin(self, ids[0, :length], caches)
         binding = self.encoder.io_binding()
         for name, array in caches.items():
             value = _value(array)
@@ -262,6 +272,8 @@ class OnnxRuntimeCpu:
             binding.bind_cpu_input(PROMPT_STARTS, np.full(len(ids), start, np.int64))
             last = start + ENCODED_TOGETHER >= length
             _run(self.encoder, binding, "prompt", options if last else None)
+        if kept is not None:
+            kept.keep(ids[0, :length], caches)
 
     def take_caches(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Take cache buffers by decoder input from the pool, or allocate them if it has none of this shape.

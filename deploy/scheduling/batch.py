@@ -173,8 +173,8 @@ class JoiningBatch(Batch):
     def _encode(self, samples: Sequence[Sample]) -> None:
         source, mask = padded(samples)
         into = self._joining.free_places(*mask.shape)
-        aligned = samples[0].options.aligned
-        encoded = self._runtime.encode(source, mask, self.num_beams, into, aligned=aligned)
+        aligned, kept = samples[0].options.aligned, samples[0].kept
+        encoded = self._runtime.encode(source, mask, self.num_beams, into, aligned=aligned, kept=kept)
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
     def _join(self, sample: Sample, encoded: Encoded, index: int) -> None:

@@ -64,6 +64,7 @@ class WaitingSamples:
         oldest, *near = self.near()
         if oldest.has_features:  # padding would change the encoder's output
             near = [sample for sample in near if sample.source.shape == oldest.source.shape]
+        near = [sample for sample in near if sample.kept is None and oldest.kept is None]  # which is encoded alone
         near.sort(key=lambda sample: abs(sample.width - oldest.width))  # stable: the older one of equals
         chosen, widest = [oldest], oldest.width
         for sample in near:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["BatchKey", "Sample", "samples_of_features"]
@@ -41,6 +42,8 @@ class Sample:
         lengths, n-grams and words count them, and ``repetition_penalty`` does not.
     alone : bool
         True for a sample that runs again in a batch of its own, after its batch failed.
+    kept : KeptPrompt or None
+        An earlier prompt that this one may continue, and which it replaces when it is encoded.
     """
 
     number: int
@@ -51,6 +54,7 @@ class Sample:
     prompt: Ints | None = None
     padding: int = 0
     alone: bool = False
+    kept: KeptPrompt | None = None
 
     @classmethod
     def of_tokens(

@@ -165,7 +165,7 @@ class MadeUpRuntime:
     def joining(self) -> MadeUpRuntime:
         return self
 
-    def encode(self, source: Any, mask: Any, num_beams: int, into: None, *, aligned: bool) -> dict[str, Any]:
+    def encode(self, source: Any, mask: Any, num_beams: int, into: None, *, aligned: bool, **_: Any) -> dict[str, Any]:
         rows = [ids[: max(1, count)].tolist() for ids, count in zip(source, mask.sum(axis=1).tolist(), strict=True)]
         self.encoded.append(rows)
         if any(self.faults.get(tuple(row)) == 0 for row in rows):

@@ -1,0 +1,91 @@
+"""A prompt whose keys and values are kept for a prompt that continues it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Array, Ints
+
+__all__ = ["KeptPrompt"]
+
+
+class KeptPrompt:
+    """The keys and values of a conversation's latest prompt, so that the next prompt is encoded from where it differs.
+
+    One conversation has one, and gives it to each of its prompts, one after the other: `Runner.chat`,
+    `Runner.stream_text` and `Runner.sample` take it as ``kept``. It holds one copy of the longest prompt's source
+    cache. An answer is part of the next prompt, and is encoded with it. The tokens that are generated are those of a
+    prompt that is encoded whole. A runtime or a bundle that cannot continue a prompt encodes it whole: a GPU, an int8 cache,
+    any source cache but ``kv``, and bundles made before ``prompt.onnx``.
+
+    Attributes
+    ----------
+    reused : int
+        Tokens of the latest prompt that were not encoded again.
+
+    Examples
+    --------
+    >>> kept = KeptPrompt()
+    >>> answer = runner.chat(messages, kept=kept)
+    >>> messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And of Sweden?"}]
+    >>> answer = runner.chat(messages, kept=kept)
+    """
+
+    def __init__(self) -> None:
+        self._caches: dict[str, Array] = {}
+        self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values, with the room of the arrays that hold them."""
+        return sum(array.nbytes for array in self._caches.values())
+
+    def clear(self) -> None:
+        """Forget the prompt, and free its memory."""
+        self.reused = 0
+        self._runtime: object = None
+        self._tokens = np.zeros(0, np.int64)
+        self._caches.clear()
+
+    def begin(self, runtime: object, tokens: Ints, caches: Mapping[str, Array]) -> int:
+        """Copy the keys and values of the tokens that a prompt begins with to its caches.
+
+        Parameters
+        ----------
+        runtime : object
+            The runtime that encodes the prompt. What another one encoded is forgotten.
+        tokens : int64 [N]
+            The prompt.
+        caches : mapping of str to Array [1, G, N or more, .]
+            Its caches, by name.
+
+        Returns
+        -------
+        int
+            Number of tokens that need not be encoded.
+        """
+        if self._runtime is not runtime:
+            self.clear()
+            self._runtime = runtime
+        shorter = min(len(tokens), len(self._tokens))
+        differ = np.flatnonzero(tokens[:shorter] != self._tokens[:shorter])
+        self.reused = int(differ[0]) if len(differ) else shorter
+        for name, array in caches.items() if self.reused else ():
+            array[0, :, : self.reused] = self._caches[name][:, : self.reused]
+        self._tokens = self._tokens[: self.reused]  # until the new prompt is kept
+        return self.reused
+
+    def keep(self, tokens: Ints, caches: Mapping[str, Array]) -> None:
+        """Keep a prompt that was begun here, and is now encoded. The arguments are those of `begin`."""
+        for name, array in caches.items():
+            own = self._caches.get(name)
+            if own is None or own.shape[1] < len(tokens):
+                _, G, _, width = array.shape
+                larger = np.empty((G, len(tokens) * 5 // 4, width), array.dtype)
+                if own is not None:
+                    larger[:, : self.reused] = own[:, : self.reused]
+                own = self._caches[name] = larger
+            own[:, self.reused : len(tokens)] = array[0, :, self.reused : len(tokens)]
+        self._tokens = tokens.copy()
