@@ -17,8 +17,8 @@ class KeptPrompt:
     One conversation has one, and gives it to each of its prompts, one after the other: `Runner.chat`,
     `Runner.stream_text` and `Runner.sample` take it as ``kept``. It holds one copy of the longest prompt's source
     cache. An answer is part of the next prompt, and is encoded with it. The tokens that are generated are those of a
-    prompt that is encoded whole. A runtime or a bundle that cannot continue a prompt encodes it whole: a GPU, an int8 cache,
-    any source cache but ``kv``, and bundles made before ``prompt.onnx``.
+    prompt that is encoded whole. A runtime or a bundle that cannot continue a prompt encodes it whole: a GPU, an int8
+    cache, any source cache but ``kv``, and bundles made before ``prompt.onnx``.
 
     Attributes
     ----------
