@@ -179,6 +179,10 @@ class ExportOptions:
             check=check_global_tokens,
         ),
     ] = 0
+    chat_template: Annotated[
+        str | os.PathLike[str] | None,
+        Option("Jinja file with the chat template, in place of the checkpoint's own.", parse=Path),
+    ] = None
     max_differing: Annotated[
         float | None,
         Option(
@@ -221,6 +225,7 @@ class ExportKeywords(TypedDict, total=False):
     calibration: str | os.PathLike[str] | None
     weight_threshold: float
     global_tokens: int
+    chat_template: str | os.PathLike[str] | None
     max_differing: float | None
     check: bool
     force: bool

@@ -35,6 +35,7 @@ from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
+from tightbeam.export.checkpoint.chat_template import note_of_chat_template, set_chat_template
 from tightbeam.export.checkpoint.generation import check_settings, disable_sampling, limit_length, set_max_new_tokens
 from tightbeam.export.checkpoint.image import check_image
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
@@ -142,6 +143,10 @@ def _load(export: _Export) -> None:
     for note in (limit_length(checkpoint), disable_sampling(checkpoint), _note_of_global_tokens(checkpoint)):
         if note:
             export.on_note(note)
+    if export.preparation.chat_template is not None:
+        set_chat_template(checkpoint.tokenizer, export.preparation.chat_template)
+    if note := note_of_chat_template(checkpoint.tokenizer):
+        export.on_note(note)
     check_settings(checkpoint, supported=options.check)
     if note := _note_of_prompt(checkpoint):
         export.on_note(note)

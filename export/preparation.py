@@ -11,6 +11,7 @@ from typing import Any
 from tightbeam.deploy.bundle.writer import check_target
 from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
+from tightbeam.export.checkpoint.chat_template import read_chat_template
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
 from tightbeam.export.checkpoint.resolve import checkpoint_name
@@ -46,6 +47,8 @@ class Preparation:
     """folder of the bundle"""
     texts: tuple[str, ...] | None
     """calibration texts of the user's own"""
+    chat_template: str | None
+    """chat template of the user's own"""
 
 
 def prepare(
@@ -78,6 +81,7 @@ def prepare(
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"
     suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
     suffix += f"-global-{options.global_tokens}" if options.global_tokens else ""
+    template = read_chat_template(options.chat_template) if options.chat_template is not None else None
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
     files = with_global_tokens(read_files(model), options.global_tokens)
@@ -88,7 +92,7 @@ def prepare(
     check_whole(files)
     check_memory_by_config(files, choice, options, run)
     check_machine(files, options, target, measures=_measures(options, choice, files.sizes.L))
-    return Preparation(files, choice, target, texts)
+    return Preparation(files, choice, target, texts, template)
 
 
 def check_calibration(files: CheckpointFiles) -> None:

@@ -106,6 +106,8 @@ def next_command(bundle: Bundle) -> str:
         return f"run-model {path} page.png"
     if manifest.tokenizer is None:
         return f'echo "[5, 6, 7]" | run-model {path} --ids'
+    if manifest.tokenizer.has_chat_template:
+        return f"run-model {path} --chat"
     text = "The beginning of a text" if manifest.sizes.decoder_only else "A text."
     return f'echo "{text}" | run-model {path}'
 

@@ -218,6 +218,11 @@ class TokenizerEntry(Entry):
     folder: str
     files: tuple[FileEntry, ...]
 
+    @property
+    def has_chat_template(self) -> bool:
+        """True if a file is the chat template; old bundles may have it in ``tokenizer_config.json``."""
+        return any(entry.file == f"{self.folder}/chat_template.jinja" for entry in self.files)
+
 
 class AlignmentEntry(Entry):
     """Cross-attentions of a speech model from which the times of tokens are computed.

@@ -212,7 +212,7 @@ class _Chat:
         result = self._stream.result
         if self._stopped:
             self.note("the answer was stopped")
-        elif result is not None and result.sequences[0][-1] not in self._options.eos_token_ids:
+        elif result is not None and result.finish_reasons == ["length"]:
             self.note(f"the answer ends at {result.new_tokens} new tokens; --max-new-tokens N allows others")
         return "".join(pieces)
 
