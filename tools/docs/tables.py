@@ -104,6 +104,8 @@ def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
         elif fact:
             bounds = ", " + re.sub(r"^(\S+)<=x<=(\S+)$", r"\1 to \2", re.sub(r"^x>=(\S+)$", r"\1 or more", fact))
     value = VALUES.get(value.strip("<>"), value.strip("<>")) + bounds
+    if value.startswith("/ "):  # the negative of an option without a value
+        value, text = "", f"{text} The opposite is {value.removeprefix('/ ')}."
     meaning = f"{_escaped(text)} In short: {_code(short)}." if comma else _escaped(text)
     return _code(name.upper() if is_argument else name), meaning, value, default
 
