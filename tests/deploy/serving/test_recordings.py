@@ -65,6 +65,10 @@ def expect_transcribed(runner: Runner, log: EventLog, sources: dict[int, list[An
         for output, expected in zip(log.outputs(number), [next(done) for _ in rows], strict=True):
             assert expected.failure is None
             assert (output.sequences, output.segments) == (expected.result.sequences, expected.result.segments)
+            assert (output.language, output.language_probability) == pytest.approx(
+                (expected.result.language, expected.result.language_probability)
+            )
+            assert output.language is not None and 0 < (output.language_probability or 0) < 1
 
 
 @pytest.mark.parametrize(
