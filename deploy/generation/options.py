@@ -187,7 +187,7 @@ class GenerationOptions:
 
     @property
     def drawn(self) -> int:
-        """The continuations that a step of beam sampling draws."""
+        """The continuations that a step of beam search takes, or that one of beam sampling draws."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
     @property

@@ -78,6 +78,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
 
     def _refresh(self) -> None:
         super()._refresh()
+        self._counted = max((place.options.drawn for place in self.places), default=0)
         self._stops_full = np.array([place.options.early_stopping is True for place in self.places], np.bool_)
         self._divisors = [_divisors(place.options.length_penalty, place.options.max_length) for place in self.places]
         self._bounded = [  # by the longest length instead of the present one
@@ -85,7 +86,8 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         ]
 
     def advance(self) -> None:
-        candidates, prompted = self.run_step()
+        found, prompted = self.run_step()
+        candidates = found.first(self._counted)
         cancelled = self.cancelled(prompted, None)
         last = self.lengths + 1 == self.max_lengths  # [B]
         ends = self.ends(candidates.tokens, candidates.beams, prompted) | last[:, None]  # [B, C]

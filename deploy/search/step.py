@@ -81,6 +81,13 @@ class Candidates:
         """Return the candidates of one sample."""
         return self.scores[sample], self.beams[sample], self.tokens[sample]
 
+    def first(self, count: int) -> Candidates:
+        """Return the first ``count`` of each sample, or all if there are no more."""
+        if self.scores.shape[1] <= count:
+            return self
+        parts = self.scores[:, :count], self.beams[:, :count], self.tokens[:, :count]
+        return Candidates(*parts, self.rows, self.queries)
+
     def put(self, sample: int, ranked: Ranked) -> None:
         """Replace the candidates of one sample."""
         self.scores[sample], self.beams[sample], self.tokens[sample] = ranked

@@ -25,6 +25,7 @@ LIKE_TRANSFORMERS: tuple[dict[str, Any], ...] = (
     {"num_beams": 1, "no_repeat_ngram_size": 2, "min_new_tokens": 4},
     {"num_beams": 2, "early_stopping": True, "num_return_sequences": 2},
     {"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"},
+    {"num_beams": 2, "renormalize_logits": True, "bad_words_ids": [[9], [25]]},
     {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 2.0},
 )
 OTHERS: tuple[dict[str, Any], ...] = (
