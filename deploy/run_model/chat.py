@@ -17,6 +17,7 @@ from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, messa
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.text_stream import TextStream
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.text.truncation import Truncation
 
 __all__ = ["ChatRun", "run_chat"]
@@ -151,6 +152,7 @@ class _Chat:
             raise GenerationError(f"{asked} is for several texts, and a conversation has one answer; leave it out")
         self.note(*notes)
         self._messages: Messages = []
+        self._kept = KeptPrompt()
         self._stream: TextStream | None = None
         self._stopped = False
         self.reset()
@@ -161,7 +163,7 @@ class _Chat:
             say(f"note: {note}")
 
     def reset(self) -> None:
-        """Forget all messages but the system message."""
+        """Forget all messages but the system message, whose keys and values the next prompt begins with."""
         system = self._run.system
         self._messages = [] if system is None else [{"role": SYSTEM, "content": system}]
 
@@ -201,7 +203,7 @@ class _Chat:
         if cut:
             self.note(f"the oldest turns are left out: {len(tokens) + cut:,} tokens are now {len(tokens):,}")
         pieces: list[str] = []
-        with self._runner.stream_text(tokens, **settings) as self._stream:
+        with self._runner.stream_text(tokens, kept=self._kept, **settings) as self._stream:
             for piece in self._stream:
                 if self._stopped:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoFeatureExtractor, AutoModelForSeq2SeqLM, AutoTokeni
 from transformers import WhisperForConditionalGeneration as WhisperModel
 
 from support.checkpoints.timestamps import generate
-from tightbeam.deploy import Runner
+from tightbeam.deploy import KeptPrompt, Runner
 from tightbeam.export import export_model
 from tools.real_check.measures import word_error_rate
 from tools.zoo import _recipe
@@ -85,6 +86,37 @@ def test_llama_answers_as_generate_does(llama: Runner, beams: int) -> None:
     texts = [llama.decode(own[len(row) :]) for own, row in zip(tokens, rows, strict=True)]
     answers = inputs("llama", "references.txt")
     assert sum(map(str.__eq__, texts, answers)) >= LLAMA_ANSWERS * len(answers)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_llama_chats_as_generate_does(llama: Runner, beams: int) -> None:
+    """Each turn keeps the turns before it; at the end the model goes on with an answer that is begun."""
+    model = LlamaForCausalLM.from_pretrained(checkpoint("llama"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint("llama"))
+    asked = [re.findall(r"<\|user\|>(.*?)<\|end\|>", line) for line in inputs("llama", "lines.txt")]
+    conversations = [questions for questions in asked if len(questions) > 1][:8]
+    assert len(conversations) == 8
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 30}
+
+    def expected(messages: list[dict[str, str]]) -> str:
+        continued = messages[-1]["role"] == "assistant"
+        how = {"continue_final_message": continued, "add_generation_prompt": not continued}
+        prompt = tokenizer.apply_chat_template(messages, return_tensors="pt", **how)["input_ids"]
+        assert llama.encode(messages) == (prompt[0].tolist(), 0)
+        with torch.no_grad():
+            row = model.generate(prompt, do_sample=False, **settings)[0]
+        return str(tokenizer.decode(row[prompt.shape[1] :], skip_special_tokens=True))
+
+    for questions in conversations:
+        messages, kept = [], KeptPrompt()
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            answer = expected(messages)
+            assert llama.chat(messages, kept=kept, **settings) == answer
+            messages.append({"role": "assistant", "content": answer})
+        assert kept.reused > 0
+        messages[-1]["content"] = messages[-1]["content"][:9]
+        assert "".join(llama.stream_text(messages, **settings)) == expected(messages)
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -16,7 +16,8 @@ import pytest
 from support.bundles.cache import BundleCache
 from support.bundles.chat import LLAMA, with_template
 from support.commands import MODULE, Command, caller
-from tightbeam.deploy import Runner
+from tightbeam.deploy import KeptPrompt, Runner
+from tightbeam.deploy.run_model import chat
 
 SHORT = ("--threads", "1", "--max-new-tokens", "5")
 
@@ -49,6 +50,21 @@ def test_each_line_is_a_message(bundle: Path, command: Command) -> None:
     done = command(bundle, "--chat", *SHORT, "--quiet", stdin=stdin)
     expected = answers(bundle, "a town", "where is it", max_new_tokens=5)
     assert (done.code, done.out, done.err) == (0, "".join(f"{text}\n" for text in (*expected, expected[0])), "")
+
+
+def test_a_turn_runs_only_what_is_new(bundle: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[KeptPrompt] = []
+
+    class Recorded(KeptPrompt):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(chat, "KeptPrompt", Recorded)
+    done = command(bundle, "--chat", *SHORT, "--quiet", stdin=b"a town\nwhere is it\nand the old tram")
+    expected = answers(bundle, "a town", "where is it", "and the old tram", max_new_tokens=5)
+    assert (done.code, done.out) == (0, "".join(f"{text}\n" for text in expected))
+    assert len(made) == 1 and made[0].reused > 20
 
 
 def test_a_system_message_stays_after_a_reset(bundle: Path, command: Command) -> None:
