@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import ByT5Tokenizer, MarianTokenizer
 
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import SENTENCES
@@ -18,7 +21,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.output import BEGUN, TIMESTAMP
 from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
 from tightbeam.deploy.text.detokenizer import CONTEXT, HALF, IncrementalDetokenizer, RemovedText, StrippedText
-from tightbeam.deploy.text.tokenizer import CLEAN_UP_REACH, TextCodec, _TokenizersCodec
+from tightbeam.deploy.text.tokenizer import CLEAN_UP_REACH, TextCodec, _TokenizersCodec, _TransformersCodec
 
 WORDS = ["a", "the", "do", "n't", "'", "'m", "'s", "ve", ".", ",", "!", "?", "##ing", "##", "▁a", "▁", "▁▁b", "c▁d"]
 WORDS += [
@@ -212,6 +215,45 @@ def test_text_that_transformers_cleans_up() -> None:
         check_pieces(IncrementalDetokenizer(decode, rules), ids, decode)
     words = [14, 15] * 100
     assert sum(map(bool, check_pieces(IncrementalDetokenizer(decode, rules), words, decode))) > 50
+
+
+LANGUAGES = {"source_lang": "en", "target_lang": "de"}
+
+
+def marian(folder: Path, *, byte_fallback: bool) -> None:
+    """A tokenizer of Python and sentencepiece, without ``tokenizer.json``."""
+    for side in ("source", "target"):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a small town in spring, that isn't large.", "two  trains 雪 and a bus!"] * 9),
+            model_prefix=str(folder / side),
+            vocab_size=320 if byte_fallback else 50,
+            byte_fallback=byte_fallback,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (folder / f"{side}.model").rename(folder / f"{side}.spm")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    names = dict.fromkeys(["</s>", "<unk>", *map(pieces.id_to_piece, range(len(pieces))), "<pad>"])
+    (folder / "vocab.json").write_text(json.dumps({name: place for place, name in enumerate(names)}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer", **LANGUAGES}))
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+@pytest.mark.parametrize("kind", ["marian", "marian of bytes", "byt5"])
+def test_tokenizers_of_transformers(tmp_path: Path, kind: str, cleaned: bool) -> None:
+    settings = {"clean_up_tokenization_spaces": cleaned}
+    tokenizer: Any = ByT5Tokenizer(**settings)
+    if kind != "byt5":
+        marian(tmp_path, byte_fallback=kind != "marian")
+        tokenizer = MarianTokenizer.from_pretrained(tmp_path, **settings)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    codec = _TransformersCodec(str(tmp_path / "saved"))
+    generator, many = np.random.default_rng(5), 0
+    text = codec.encode_output("a small town, isn't it? é雪🙂 .") * 4
+    for count in [3, 9, 80] * 12:
+        ids = [*generator.integers(0, len(tokenizer), count).tolist(), *text, *generator.integers(0, 9, 2).tolist()]
+        many += sum(map(bool, check_pieces(IncrementalDetokenizer(codec.decode, codec.rules), ids, codec.decode)))
+    assert many > 300
 
 
 def test_timestamps_are_removed() -> None:
