@@ -78,6 +78,11 @@ class MadeUpDecoding(WithoutAlignment):
         self.inputs: dict[str, Any] = {}
         self.view()
 
+    logits = None
+
+    def fetch_logits(self) -> None:
+        """Do nothing: no search that is run needs whole rows."""
+
     def view(self) -> None:
         rows = {"tokens", "positions", "beam_index", "history", "banned", "trie_nodes"}
         scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates", *TRIE}
