@@ -55,6 +55,7 @@ class ForcedWordsSearch(PoolSearch):
             chosen = Candidates(own.scores[going] + lowered, own.beams[going], own.tokens[going])
             chosen = self._with_progress(index, chosen, candidates)
             tokens[index], scores[index], parents[index] = chosen.tokens, chosen.scores, chosen.beams
+            last[index] |= bool(self.places[index].endings.by_row) and (chosen.scores <= OUT).all()  # none goes on
             new = int(self.lengths[index]) + 1 - self.places[index].P
             self.places[index].state[0].settle(float(own.scores[0]), new)
         self.scores, self.parents = scores, parents

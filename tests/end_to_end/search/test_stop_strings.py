@@ -115,6 +115,19 @@ def test_what_completes_a_text_ends_and_nothing_goes_on_behind_it(case: Case, se
     assert hits > 2
 
 
+@pytest.mark.parametrize("search", range(len(LIKE_TRANSFORMERS) + len(OTHERS)))
+def test_a_search_ends_if_nothing_goes_on(case: Case, search: int) -> None:
+    settings = {
+        **(*LIKE_TRANSFORMERS, *OTHERS)[search],
+        "max_new_tokens": 9,
+        "stop_strings": list("abcdefghijklmnopqrstuvwxyz .,</>"),
+    }
+    if "force_words_ids" in settings:
+        settings |= {"force_words_ids": [[50, 51]]}
+    found = case.runner.generate([[5, 6, 7]], **settings)
+    assert set(found.new_tokens) == {1} and set(found.finish_reasons) <= {"stop_string", "end_token"}
+
+
 def test_draws_are_those_without_stop_strings_up_to_the_end(case: Case) -> None:
     draw, settings = random.Random(1), {"do_sample": True, "num_return_sequences": 4, "seed": 7, "max_new_tokens": 9}
     settings["forced_eos_token_id"] = None
