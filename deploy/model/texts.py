@@ -67,6 +67,9 @@ class Texts:
         InputError
             The bundle has no chat template.
         """
+        if not self._about.reads_text:
+            kind, input_ = ("is a speech model", "audio") if self._about.speech else ("reads images", "images")
+            raise InputError(f"this model {kind}, and takes no messages; pass {input_}")
         if self.chat_template is None:
             raise InputError(
                 f"bundle {self._bundle.path} has no chat template, since its checkpoint has none; export it again with "

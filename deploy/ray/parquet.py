@@ -59,9 +59,11 @@ def scan_parquet(path: Path, name: str, column: str, key: str | None, ids: bool)
         kind = kind.value_type
     types = arrow.types
     is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    is_list = (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type)
-    if not (is_list if ids else is_text):
-        expected = "lists of integers" if ids else "strings (pass --ids for lists of token ids)"
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    is_messages = is_list and types.is_struct(kind.value_type)
+    if not (is_list and types.is_integer(kind.value_type) if ids else is_text or is_messages):
+        texts = "strings (pass --ids for lists of token ids), or lists of messages"
+        expected = "lists of integers" if ids else texts
         raise InputError(f"column {column!r} of {name} is {kind}, expected {expected}")
     with path.open("rb") as stream:
         stream.seek(-MAGIC_BYTES, 2)

@@ -145,6 +145,7 @@ class _Chat:
             dict(run.settings), speech=False, defaults=runner.manifest.generation
         )
         self._options = runner.options(**self._settings)
+        runner.model.text.cut_side([], run.truncate)
         if self._options.scoring is not None:
             raise InputError(f"{self._options.scoring.asked} is more than an answer; leave it out")
         if self._options.num_return_sequences > 1:

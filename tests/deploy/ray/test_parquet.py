@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tightbeam.deploy import InputError
+from tightbeam.deploy.chat.messages import check_messages
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.parquet import read_table
@@ -46,6 +47,16 @@ def test_errors(tmp_path: Path, columns: dict[str, Any], ids: bool, message: str
     key = "id" if "'id'" in message else None
     with pytest.raises(InputError, match=message):
         find_files([str(file)], FieldNames("text", key), ids=ids, rows_each=9)
+
+
+def test_a_column_may_hold_messages(tmp_path: Path) -> None:
+    rows = [[{"role": "user", "content": "a"}], [{"role": "system", "content": "b", "name": "c"}]]
+    file = written(tmp_path / "a.parquet", {"chat": rows})
+    fields = FieldNames("chat")
+    (part,) = cut(find_files([str(file)], fields, ids=False, rows_each=9), 9)
+    assert [check_messages(row) for row in read_table(part, ["chat"]).column(0).to_pylist()] == rows
+    with pytest.raises(InputError, match="expected lists of integers"):
+        find_files([str(file)], fields, ids=True, rows_each=9)
 
 
 def test_damaged_files(tmp_path: Path) -> None:

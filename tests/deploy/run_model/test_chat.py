@@ -107,6 +107,7 @@ def test_the_oldest_turns_are_left_out_with_a_note(bundle: Path, command: Comman
         (["--chat", "--num-return-sequences", "2", "--num-beams", "2"], "a conversation has one answer; leave it out"),
         (["--chat", "--return-token-scores"], "return_token_scores=True is more than an answer; leave it out"),
         (["--chat", "--num-beams", "0"], "pass 1 or more"),
+        (["--chat", "--truncate", "right"], "a conversation loses its oldest turns; pass left"),
         (["--system", "be kind"], "--system is the system message of --chat; pass both"),
     ],
 )
