@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from support.runtimes.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
+from support.runtimes.whole_prompts import open_whole
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -95,7 +96,7 @@ class InMemory:
 
 def in_memory(path: Path, encoded_together: int = 1 << 20, on_host: frozenset[str] = ON_HOST) -> InMemory:
     bundle = Bundle.load(path)
-    cpu = OnnxRuntimeCpu(bundle, threads=1)
+    cpu = open_whole(bundle)
     cuda = CudaInMemory()
     engine = OnnxRuntimeCuda(
         bundle,

@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime as ort
 
 from support.runtimes.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
+from support.runtimes.whole_prompts import open_whole
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import (
     ENGINE_VERSION,
@@ -208,7 +209,7 @@ class InMemory:
 def in_memory(path: Path, entry: EngineEntry | None = None, **limits: int) -> InMemory:
     bundle = Bundle.load(path)
     entry = entry or engine_entry(bundle, **limits)
-    sessions = OnnxRuntimeCpu(bundle, threads=1)
+    sessions = open_whole(bundle)
     cuda = CudaInMemory()
 
     def load(file: Path) -> GraphInMemory:
