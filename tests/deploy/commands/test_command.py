@@ -99,6 +99,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 NOT_SETTINGS = {
     "bundle",
+    "chat",
+    "system",
     "json_input",
     "max_rows",
     "sources",
