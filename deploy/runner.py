@@ -485,7 +485,7 @@ class Runner:
         Raises
         ------
         GenerationError
-            A setting is unknown, not supported, impossible for this model, or asks for more than texts.
+            A setting is unknown, not supported, impossible for this model, or asks for more than one text.
         InputError
             The bundle has no chat template, or the template refuses the messages.
         BundleError
@@ -497,7 +497,11 @@ class Runner:
         'The capital of Norway is Oslo.'
         """
         settings = self.model.settings.without_effect(settings)
-        _check_texts_alone(self.options(**settings))
+        options = self.options(**settings)
+        _check_texts_alone(options)
+        if (returned := options.num_return_sequences) > 1:
+            several = f"num_return_sequences={returned} is for several texts, and this returns one answer"
+            raise GenerationError(f"{several}; leave it out, or call Runner.generate_text")
         tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
         sample = replace(self.model.sample(0, tokens, settings), kept=kept)
         found = output_of(self.model, self._run([sample], 1)[0], sample)

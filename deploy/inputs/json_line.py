@@ -129,7 +129,10 @@ def _object(text: str) -> dict[str, Any] | None:
         record = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         return None
-    return _without_pairs(record) if isinstance(record, _Pairs) else None
+    try:
+        return _without_pairs(record) if isinstance(record, _Pairs) else None
+    except RecursionError:
+        return None
 
 
 class _Pairs(list[tuple[str, Any]]):

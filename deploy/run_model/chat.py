@@ -76,6 +76,8 @@ def run_chat(run: ChatRun) -> int:
     """
     if sys.stdin is None:
         raise InputError("--chat reads standard input, which is closed; leave it open")
+    if sys.stdout is None:
+        raise InputError("standard output is closed, so the answers would be lost; redirect it to a file")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
@@ -107,7 +109,8 @@ class _Keyboard:
 
     def __init__(self) -> None:
         self.typed, self._reading = sys.stdin.isatty(), False
-        if self.typed:
+        self._prompted = self.typed and sys.stderr is not None  # input() needs it
+        if self._prompted:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  # input() uses it
 
@@ -124,10 +127,12 @@ class _Keyboard:
     def _read(self) -> str | None:
         self._reading = True
         try:
-            return input(SHOWN if self.typed else "")
+            if self._prompted:
+                return input(SHOWN)
+            line = sys.stdin.readline()
+            return line.removesuffix("\n") if line else None
         except EOFError:
-            if self.typed:
-                print(flush=True)
+            print(flush=True)
             return None
 
     def interrupt(self) -> None:

@@ -154,6 +154,7 @@ def test_wrong_settings(runner: Runner) -> None:
         ({"tools": []}, "tools=.* is not a generation setting; tools are not supported"),
         ({"add_generation_prompt": True}, "leave it out: a last message of the assistant is continued"),
         ({"return_token_scores": True}, "return_token_scores=True is more than texts"),
+        ({"num_beams": 2, "num_return_sequences": 2}, "num_return_sequences=2 is for several texts"),
         ({"max_new_tokens": 299}, "max_new_tokens=299 .*makes sequences of"),
     ):
         with pytest.raises(GenerationError, match=reason):

@@ -281,6 +281,7 @@ def test_a_line_has_settings_of_its_own(runner: Runner) -> None:
         (b'{"text": "a town"', "not a JSON object"),
         (b'["a town"]', "not a JSON object"),
         (b"[" * 100000, "not a JSON object"),
+        (b'{"text": "a town", "num_beams": ' + b"[" * 700 + b"]" * 700 + b"}", "not a JSON object"),
         (b'{"text": "a town", "num_beams": ' + b"9" * 5000 + b"}", "not a JSON object"),
         (b"\xff", "not UTF-8"),
         (b"", "not a JSON object"),

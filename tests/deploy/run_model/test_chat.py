@@ -15,7 +15,7 @@ import pytest
 
 from support.bundles.cache import BundleCache
 from support.bundles.chat import LLAMA, with_template
-from support.commands import MODULE, Command, caller
+from support.commands import MODULE, Command, caller, process
 from tightbeam.deploy import KeptPrompt, Runner
 from tightbeam.deploy.run_model import chat
 
@@ -96,6 +96,27 @@ def test_the_oldest_turns_are_left_out_with_a_note(bundle: Path, command: Comman
     assert done.code == 0 and len(done.out.splitlines()) >= 12
     assert "note: the oldest turns are left out: " in done.err
     assert "note: the answer ends at 5 new tokens; --max-new-tokens N allows others" in done.err
+
+
+def test_a_stop_string_is_not_a_limit_of_length(bundle: Path, command: Command) -> None:
+    (answer,) = answers(bundle, "a town", max_new_tokens=5)
+    stop = answer.strip()[0]
+    done = command(bundle, "--chat", *SHORT, "--stop-string", stop, stdin=b"a town")
+    assert (done.code, done.out) == (0, answer[: answer.index(stop)] + done.out[answer.index(stop) :])
+    assert stop in done.out and "the answer ends at" not in done.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams(bundle: Path, closed: str) -> None:
+    """Without a stream that it needs the command says so; without standard error it answers."""
+    line = f'echo a town | {{ "$@" {closed}; }}'
+    done = process(bundle, "--chat", *SHORT, command=["sh", "-c", line, "sh", *MODULE])
+    assert "Traceback" not in done.err
+    if closed == "2>&-":
+        (answer,) = answers(bundle, "a town", max_new_tokens=5)
+        assert (done.code, done.out) == (0, f"{answer}\n")
+    else:
+        assert done.code == 1 and " is closed" in done.err
 
 
 @pytest.mark.parametrize(
