@@ -16,9 +16,9 @@ class KeptPrompt:
 
     One conversation has one, and gives it to each of its prompts, one after the other: `Runner.chat`,
     `Runner.stream_text` and `Runner.sample` take it as ``kept``. It holds one copy of the longest prompt's source
-    cache. An answer is part of the next prompt, and is encoded with it. The tokens that are generated are those of a
-    prompt that is encoded whole. A runtime or a bundle that cannot continue a prompt encodes it whole: a GPU, an int8
-    cache, any source cache but ``kv``, and bundles made before ``prompt.onnx``.
+    cache. An answer is part of the next prompt, and is encoded with it. The generated tokens are the same as if the
+    whole prompt were encoded. The whole prompt is still encoded on a GPU, with an int8 cache, with any source cache but
+    ``kv``, and by bundles made before ``prompt.onnx``.
 
     Attributes
     ----------
@@ -78,7 +78,15 @@ class KeptPrompt:
         return self.reused
 
     def keep(self, tokens: Ints, caches: Mapping[str, Array]) -> None:
-        """Keep a prompt that was begun here, and is now encoded. The arguments are those of `begin`."""
+        """Keep a prompt that was begun here, and is now encoded.
+
+        Parameters
+        ----------
+        tokens : int64 [N]
+            The prompt, as for `begin`.
+        caches : mapping of str to Array [1, G, N or more, .]
+            Its caches, by name.
+        """
         for name, array in caches.items():
             own = self._caches.get(name)
             if own is None or own.shape[1] < len(tokens):
