@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, TEXT
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, MESSAGES, TEXT
 from tightbeam.deploy.serving.repository.config import ServingSettings
 
 __all__ = ["SAMPLE_TEXT", "local_server_command", "request_command", "server_command", "unreadable_path"]
@@ -92,6 +92,8 @@ def request_command(
         body = {AUDIO: SAMPLE_AUDIO}
     elif manifest.image is not None:
         body = {IMAGE: SAMPLE_IMAGE}
+    elif manifest.tokenizer is not None and manifest.tokenizer.has_chat_template:
+        body = {MESSAGES: json.dumps([{"role": "user", "content": text}], ensure_ascii=False)}
     elif manifest.tokenizer is not None:
         body = {TEXT: text}
     else:

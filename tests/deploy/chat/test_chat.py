@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tightbeam.deploy import GenerationError, InputError, Runner
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.repository.shell_commands import request_command
 
 USER = {"role": "user", "content": "where is the old tram"}
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -127,6 +129,12 @@ def test_requests_hold_messages(runner: Runner, without: Runner) -> None:
     assert run(runner, [messages_request(9, json.dumps(CONVERSATIONS[0] * 20), truncate=True, **SHORT)]).outputs(9)
     (refusal,) = run(without, [messages_request(1, rows[0])]).refusals().values()
     assert refusal.client_error and "has no chat template" in refusal.message
+
+
+def test_the_sample_request_of_a_server_holds_messages(runner: Runner) -> None:
+    command = request_command(runner.manifest, "chat", "http://127.0.0.1:8000", stream=False, text="it's here")
+    body = json.loads(shlex.split(command)[-1])
+    assert json.loads(body["MESSAGES"]) == [{"role": "user", "content": "it's here"}]
 
 
 def test_a_bundle_without_a_template_names_the_fix(without: Runner) -> None:
