@@ -96,8 +96,9 @@ def test_health_and_metadata(world: SimpleNamespace) -> None:
     connection.request("GET", "/v2/models/text")
     found = json.loads(connection.getresponse().read())
     connection.close()
-    assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "INPUT_IDS", "LENGTHS"]
-    assert [tensor["name"] for tensor in found["outputs"]] == [*served.OUTPUTS, *served.OF_TOKENS]
+    assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "MESSAGES", "INPUT_IDS", "LENGTHS"]
+    ends = ("FINISH_REASON", "SOURCE_TOKENS", "NEW_TOKENS", "TRUNCATED_TOKENS", "TRUNCATED_SIDE")
+    assert [tensor["name"] for tensor in found["outputs"]] == [*served.OUTPUTS, *ends, *served.OF_TOKENS]
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         assert client.is_model_ready("speech")
         config = client.get_model_config("live").config
