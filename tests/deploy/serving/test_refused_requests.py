@@ -63,7 +63,7 @@ ERRORS: list[tuple[Request, str]] = [
     ),
     (text_request(1, "a", num_beams=4.0), "num_beams=4.0 .* is not an integer"),
     (text_request(1, "a", top_k=5), 'top_k=5 .* does nothing without do_sample; pass "do_sample": true, or leave it'),
-    (text_request(1, "a", streamer=1), "streamer=1 .* is not a generation setting; leave it out, or take tokens as"),
+    (text_request(1, "a", streamer=1), "streamer=1 .* is not a generation setting; leave it out, or take the text as"),
     (text_request(1, "a", num_return_sequences=3, num_beams=2), "num_return_sequences=3"),
     (text_request(1, "a", num_beams=True), "num_beams=True .* is not an integer"),
     (text_request(1, "a", num_beams="four"), "num_beams='four' .* is not an integer"),
