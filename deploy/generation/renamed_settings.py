@@ -41,7 +41,7 @@ RENAMED = {
 """Settings of CTranslate2, faster-whisper, llama.cpp, ollama, vLLM and TensorRT-LLM: their names, and ours."""
 
 CALLBACK = PerFrontEnd(" (Runner.generate, callback)", "", "")
-STREAM = PerFrontEnd(" (Runner.stream_text)", " (--stream)", "; triton-repo --stream serves a model that streams")
+STREAM = PerFrontEnd(" (Runner.stream_text)", " (--stream)", " from a model that streams")
 REPLACED: dict[str, Fix | str] = {
     "prefix_allowed_tokens_fn": "it is a function; pass the sequences that it allows as trie",
     "logits_processor": "no Python function runs in a step; use the settings that change scores, or a trie",
