@@ -106,6 +106,7 @@ class ChatTemplate:
         weakref.finalize(self, _end, self._process)
         reply = self._exchange(self._process, {"template": self._source, "variables": self._variables})
         if "error" in reply:
+            _end(self._process)
             raise InputError(f"the bundle's chat template cannot be used ({reply['error']})", fix=ANOTHER)
         return self._process
 

@@ -221,7 +221,7 @@ class _Chat:
         if self._stopped:
             self.note("the answer was stopped")
         elif result is not None and result.finish_reasons == ["length"]:
-            self.note(f"the answer ends at {result.new_tokens} new tokens; --max-new-tokens N allows others")
+            self.note(f"the answer ends at {result.new_tokens} new tokens; --max-new-tokens N allows more")
         return "".join(pieces)
 
 

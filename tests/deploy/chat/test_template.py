@@ -185,8 +185,10 @@ def test_a_template_that_fails_is_an_error_of_one_line(source: str) -> None:
 
 @pytest.mark.parametrize("source", BROKEN, ids=range(len(BROKEN)))
 def test_a_template_that_cannot_be_compiled_names_the_fix(source: str) -> None:
-    with pytest.raises(InputError, match=f"the bundle's chat template .*{BROKEN[source]}.*--chat-template FILE"):
-        ChatTemplate(source, {}).check()
+    template = ChatTemplate(source, {})
+    for use in (template.check, lambda: template.render(HELLO)):
+        with pytest.raises(InputError, match=f"the bundle's chat template .*{BROKEN[source]}.*--chat-template FILE"):
+            use()
 
 
 def test_the_process_is_started_again_after_its_end_and_ends_with_the_template() -> None:

@@ -95,7 +95,7 @@ def test_the_oldest_turns_are_left_out_with_a_note(bundle: Path, command: Comman
     done = command(bundle, "--chat", "--truncate", *SHORT, stdin=b"where is the old tram\n" * 12)
     assert done.code == 0 and len(done.out.splitlines()) >= 12
     assert "note: the oldest turns are left out: " in done.err
-    assert "note: the answer ends at 5 new tokens; --max-new-tokens N allows others" in done.err
+    assert "note: the answer ends at 5 new tokens; --max-new-tokens N allows more" in done.err
 
 
 def test_a_stop_string_is_not_a_limit_of_length(bundle: Path, command: Command) -> None:
@@ -162,7 +162,7 @@ def test_a_terminal(bundle: Path) -> None:
             running.send_signal(signal.SIGINT)
             read_until(ours, b"> ")
             os.write(ours, b"a town\n")
-            read_until(ours, b"note: the answer ends at 30 new tokens; --max-new-tokens N allows others\r\n> ")
+            read_until(ours, b"note: the answer ends at 30 new tokens; --max-new-tokens N allows more\r\n> ")
             os.write(ours, b"a town\n")
             time.sleep(0.3)
             running.send_signal(signal.SIGINT)
