@@ -93,7 +93,7 @@ def _processes(preset: Preset, sizes: Sizes, run: RunSize, weight_bytes: int) ->
                 run.N,
                 width=sizes.source_D,
                 vocabulary=sizes.vocabulary,
-                score_heads=sizes.H if sizes.decoder_only else 0,
+                score_heads=0,  # a prompt attends in blocks
             ),
         )
         for B in dict.fromkeys((1, run.B))

@@ -139,6 +139,7 @@ def test_every_option_is_in_the_table() -> None:
     assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - SPEECH_ONLY - {
         "generation_config",
         "decoder_input_text",
+        "stop_strings",
         "do_sample",
         "trie",
         "num_beam_groups",
