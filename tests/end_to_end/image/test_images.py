@@ -279,6 +279,8 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
     with pytest.raises(InputError, match="the request has TEXT, expected IMAGE"):
         parser.parse(Request(2, {"TEXT": np.array([[b"a text"]], object)}, "{}"))
     with pytest.raises(InputError, match="cannot be read as an image"):
+        parser.parse(Request(3, {"IMAGE": np.array([[b"\0no image"]], object)}, "{}"))
+    with pytest.raises(InputError, match="IMAGE is the text 'no image', expected the content of a file"):
         parser.parse(Request(3, {"IMAGE": np.array([[b"no image"]], object)}, "{}"))
     reader = RequestParser(runner_of_text(bundles).model, max_rows=8)
     with pytest.raises(InputError, match="the request has IMAGE, expected"):
