@@ -14,9 +14,8 @@ from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
-from tightbeam.deploy.inputs.audio_files import MAX_HZ, MIN_HZ
 from tightbeam.deploy.inputs.lines import LineFormat
-from tightbeam.deploy.inputs.raw_sound import SAMPLE_FORMATS, RawFormat
+from tightbeam.deploy.inputs.raw_sound import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
@@ -158,7 +157,7 @@ def run_model(
     ] = None,
     sample_channels: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="Channels of raw samples, 1 by default; with --sample-rate."),
+        typer.Option(min=1, max=MAX_CHANNELS, help="Channels of raw samples, 1 by default; with --sample-rate."),
     ] = None,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")

@@ -15,14 +15,12 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.inputs.containers import UNKNOWN_SIZES
-from tightbeam.deploy.inputs.raw_sound import RawSound
+from tightbeam.deploy.inputs.raw_sound import MAX_HZ, MIN_HZ, RawSound
 from tightbeam.deploy.inputs.regular_file import not_regular
 from tightbeam.deploy.inputs.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
-    "MAX_HZ",
-    "MIN_HZ",
     "Source",
     "as_samples",
     "audio_blocks",
@@ -49,7 +47,6 @@ NUMBERS_HZ = 400_000
 """The most samples of all channels in a second, if the length is limited: 8 channels at 48 kHz."""
 REACH = 10
 """Half the length of the resampling filter, in samples of the lower rate."""
-MIN_HZ, MAX_HZ = 1_000, 768_000
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"

@@ -11,10 +11,21 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, open_fault
 
-__all__ = ["SAMPLE_FORMATS", "RawFormat", "RawSound", "is_raw_sound", "wav_beginning"]
+__all__ = [
+    "MAX_CHANNELS",
+    "MAX_HZ",
+    "MIN_HZ",
+    "SAMPLE_FORMATS",
+    "RawFormat",
+    "RawSound",
+    "is_raw_sound",
+    "wav_beginning",
+]
 
 SAMPLE_FORMATS = {"u8": "u1", "s16le": "<i2", "s32le": "<i4", "f32le": "<f4"}
 """Formats of samples by ffmpeg's names, and numpy's types of them."""
+MIN_HZ, MAX_HZ, MAX_CHANNELS = 1_000, 768_000, 64
+"""Limits of the rate and of the channels of recordings that are read while they come."""
 BLOCK_S = 0.5
 """Seconds of sound that are waited for before they go on."""
 HEADERS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
@@ -146,15 +157,16 @@ def wav_beginning(file: BinaryIO) -> tuple[bytes, RawFormat | None, int | None]:
             return read, None, None
         body = file.read(size + size % 2)
         read += body
-        if head[:4] == b"fmt " and size >= 16:
+        if head[:4] == b"fmt " and len(body) >= 16:
             found = _wav_format(body)
 
 
 def _wav_format(body: bytes) -> RawFormat | None:
-    """Return the format that a WAV file's chunk ``fmt`` states; None if it is not one of `WAV_FORMATS`."""
+    """Return the format that a WAV file's chunk ``fmt`` states; None if it is impossible or not in `WAV_FORMATS`."""
     numbers = np.frombuffer(body[:16], "<u2")
     tag, channels, bits = int(numbers[0]), int(numbers[1]), int(numbers[7])
     if tag == EXTENSIBLE and len(body) >= 26:
         tag = int.from_bytes(body[24:26], "little")
-    kind = WAV_FORMATS.get((tag, bits))
-    return None if kind is None or not channels else RawFormat(int.from_bytes(body[4:8], "little"), kind, channels)
+    kind, rate_hz = WAV_FORMATS.get((tag, bits)), int.from_bytes(body[4:8], "little")
+    possible = MIN_HZ <= rate_hz <= MAX_HZ and 1 <= channels <= MAX_CHANNELS
+    return RawFormat(rate_hz, kind, channels) if kind is not None and possible else None

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.chat.messages import Messages, check_messages
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -192,10 +193,12 @@ class RequestParser:
         return settings, truncate
 
 
-def _messages(text: str) -> Any:
-    """Parse the messages of a row. Raises InputError."""
+def _messages(text: str) -> Messages:
+    """Parse the messages of a row. Raises InputError, also for a text in JSON, which has no template."""
     try:
-        return json.loads(text)
+        return check_messages(json.loads(text))
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{MESSAGES} is not JSON ({error}); pass a list of messages as JSON in a text") from None
 

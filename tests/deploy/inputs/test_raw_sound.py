@@ -66,6 +66,10 @@ def test_other_streams_are_given_back_as_they_are() -> None:
     soundfile.write(flac, chirp(0.1), RATE_HZ, format="FLAC")
     strange = [b"", b"RIFF", b"RIFF\0\0\0\0WAVEfmt ", b"RIFF\0\0\0\0WAVEjunk\xff\xff\xff\xff" + bytes(99)]
     strange.append(b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0" + bytes(16) + b"data\4\0\0\0abcd")
+    good = written(chirp(0.1), "PCM_16")
+    strange += [good[:size] for size in (13, 20, 22, 35)]
+    for at, kind, values in ((22, "<H", (0, 65535)), (24, "<I", (0, 1, 2**32 - 1))):  # channels, rate
+        strange += [good[:at] + struct.pack(kind, value) + good[at + struct.calcsize(kind) :] for value in values]
     for given in (flac.getvalue(), wide, *strange):
         stream = io.BytesIO(given)
         begun, found, _ = wav_beginning(stream)
