@@ -217,7 +217,9 @@ class StopTexts:
     def read(self, given: Given) -> StopStrings:
         texts = (given.value,) if isinstance(given.value, str) else given.value
         if not is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise given.error(expected="a text, or a list of texts", fix='pass a list such as ["\\n", "User:"]')
+            raise given.error(
+                expected="a text that is not empty, or a list of them", fix='pass a list such as ["\\n", "User:"]'
+            )
         if len(texts) > MOST_STOP_TEXTS or max(map(len, texts)) > LONGEST_STOP_TEXT:
             expected = f"at most {MOST_STOP_TEXTS} texts of at most {LONGEST_STOP_TEXT} characters"
             raise given.error(f"is more than {expected}", expected=expected, fix="pass fewer, or shorter ones")

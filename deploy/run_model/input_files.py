@@ -47,6 +47,9 @@ HEAD = 10
 """Number of lines at the beginning of a file by which its kind is checked."""
 CHUNK_BYTES = 1 << 20
 """Bytes read at a time to count lines."""
+MOST_TEXT_BYTES, MOST_PIPE_BYTES = 1 << 24, 1 << 30
+"""Limits of what is held in memory, since some devices never end: a file that is one text, of which a tokenizer makes
+200 times as many bytes, and the lines of a pipe or a device that is named as a file."""
 
 
 @dataclass(frozen=True)
@@ -431,6 +434,14 @@ def _input(name: str) -> _File:
     return _File(name, [name.encode("utf-8", "surrogateescape")], whole=True, is_input=True)
 
 
+def _content(name: str, most: int) -> bytes:
+    """Return the content of a file, or its first ``most`` bytes and one more."""
+    if name == STDIN:
+        return sys.stdin.buffer.read(most + 1)
+    with open(name, "rb") as file:
+        return file.read(most + 1)
+
+
 def _read(name: str, document: bool) -> _File:
     if _is_input(name):
         return _input(name)
@@ -445,7 +456,7 @@ def _read(name: str, document: bool) -> _File:
     try:
         if name != STDIN and not document and Path(name).is_file():
             return _File(name, _LinesOnDisk(Path(name)))
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()  # a pipe is read once
+        data = _content(name, MOST_TEXT_BYTES if document else MOST_PIPE_BYTES)  # a pipe is read once
     except FileNotFoundError:
         raise InputError(f"there is no file {name}; pass a text file, or - for standard input") from None
     except IsADirectoryError:
@@ -453,6 +464,15 @@ def _read(name: str, document: bool) -> _File:
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"cannot read {name}: {reason}; pass a text file, or - for standard input") from None
+    if document and len(data) > MOST_TEXT_BYTES:
+        shown = "standard input" if name == STDIN else name
+        raise InputError(
+            f"{shown} has more than the {MOST_TEXT_BYTES:,} bytes that one text may have; cut it into pieces"
+        )
+    if len(data) > MOST_PIPE_BYTES:
+        raise InputError(
+            f"{name} has more than {MOST_PIPE_BYTES:,} bytes, and is not a file; pipe it to standard input"
+        )
     if document:
         return _File(name, [data], whole=True)
     return _File(name, list(io.BytesIO(data)))

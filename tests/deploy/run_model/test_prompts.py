@@ -14,6 +14,7 @@ from support.commands import SHORT, Command, caller
 from tightbeam.deploy import Runner
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.model.texts import Texts
+from tightbeam.deploy.run_model.input_files import MOST_TEXT_BYTES
 
 PROMPT = "<|user|>\na small\r\ntown\n\n<|assistant|>\n"
 
@@ -165,3 +166,15 @@ def test_refused(gpt2: Path, call: Command, tmp_path: Path) -> None:
         done.failed(error, code=2 if arguments[0] == "--text" else 1)
     (tmp_path / "a.txt").write_text("a town")
     call(gpt2, "--prompt", "a", tmp_path / "a.txt").failed("--prompt is the input of a text model, and a file is named")
+
+
+def test_a_text_that_no_model_reads_is_not_read_whole(gpt2: Path, call: Command, tmp_path: Path) -> None:
+    large = tmp_path / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(MOST_TEXT_BYTES + 1)
+    for source in (large, "/dev/zero"):
+        for option in ("--prompt-file", "--document"):
+            call(gpt2, option, source).failed(
+                f"{source} has more than the", "bytes that one text may have; cut it into"
+            )
+    call(gpt2, "--prompt-file", "-", stdin=bytes(MOST_TEXT_BYTES + 1)).failed("standard input has more than the")
