@@ -54,7 +54,7 @@ from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
-from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
+from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt, check_kept
 from tightbeam.deploy.scheduling.events import CallbackEvents, SchedulerEvents
 from tightbeam.deploy.scheduling.results import join_results
 from tightbeam.deploy.scheduling.sample import Sample, samples_of_features
@@ -503,7 +503,7 @@ class Runner:
             several = f"num_return_sequences={returned} is for several texts, and this returns one answer"
             raise GenerationError(f"{several}; leave it out, or call Runner.generate_text")
         tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
-        sample = replace(self.model.sample(0, tokens, settings), kept=kept)
+        sample = replace(self.model.sample(0, tokens, settings), kept=check_kept(kept))
         found = output_of(self.model, self._run([sample], 1)[0], sample)
         return (found.texts or [""])[0]
 
@@ -879,7 +879,7 @@ class Runner:
             There are no tokens, too many, or one outside the vocabulary.
         """
         self.model.text.check_ids(tokens)
-        return replace(self.model.sample(number, tokens, settings), kept=kept)
+        return replace(self.model.sample(number, tokens, settings), kept=check_kept(kept))
 
     def scheduler(self, max_rows: int, events: SchedulerEvents | None = None) -> Scheduler:
         """Return a scheduler without samples. Samples of any settings can be added and cancelled one by one.

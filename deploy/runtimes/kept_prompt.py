@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.errors import InputError
 
-__all__ = ["KeptPrompt"]
+__all__ = ["KeptPrompt", "check_kept"]
 
 
 class KeptPrompt:
@@ -97,3 +99,11 @@ class KeptPrompt:
                 own = self._caches[name] = larger
             own[:, self.reused : len(tokens)] = array[0, :, self.reused : len(tokens)]
         self._tokens = tokens.copy()
+
+
+def check_kept(given: Any) -> KeptPrompt | None:
+    """Return a caller's kept prompt, or None. Raises InputError for another object, such as the class itself."""
+    if given is not None and not isinstance(given, KeptPrompt):
+        held = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise InputError(f"kept is {held}, expected a KeptPrompt; pass the same KeptPrompt() for each prompt")
+    return given

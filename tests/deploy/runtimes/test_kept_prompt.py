@@ -10,6 +10,7 @@ import pytest
 
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import KeptPrompt, Runner
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 
 TURNS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11), (1, 2, 3, 90), (1, 2, 3, 90), (50,), (1, 2, 3))
@@ -81,3 +82,10 @@ def test_a_prompt_that_fails_leaves_what_it_shares(bundles: BundleCache, monkeyp
             run(runner, TURNS[2], kept)
     assert run(runner, TURNS[1], kept) == run(runner, TURNS[1], None)
     assert kept.reused == 3
+
+
+@pytest.mark.parametrize("wrong", [KeptPrompt, {}, "kept"])
+def test_another_object_is_an_error(bundles: BundleCache, wrong: Any) -> None:
+    runner = Runner.load(bundles("dedup", "llama"), threads=1)
+    with pytest.raises(InputError, match="kept is .*, expected a KeptPrompt; pass the same KeptPrompt"):
+        run(runner, TURNS[0], wrong)
