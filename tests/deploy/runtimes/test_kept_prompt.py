@@ -87,5 +87,5 @@ def test_a_prompt_that_fails_leaves_what_it_shares(bundles: BundleCache, monkeyp
 @pytest.mark.parametrize("wrong", [KeptPrompt, {}, "kept"])
 def test_another_object_is_an_error(bundles: BundleCache, wrong: Any) -> None:
     runner = Runner.load(bundles("dedup", "llama"), threads=1)
-    with pytest.raises(InputError, match="kept is .*, expected a KeptPrompt; pass the same KeptPrompt"):
+    with pytest.raises(InputError, match=r"kept is .*, expected a KeptPrompt; pass the same KeptPrompt"):
         run(runner, TURNS[0], wrong)
