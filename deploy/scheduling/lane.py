@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.scheduling.batch import Batch, JoiningBatch, WholeBatch
 from tightbeam.deploy.scheduling.queue import WaitingSamples
@@ -116,7 +115,7 @@ class Lane:
             places = 1 if near[0].alone else self.places
             try:
                 self.batch = JoiningBatch(self._joining, near, places, self._callback)
-            except BundleError:  # not enough memory for its buffers: the oldest sample runs alone next, or fails
+            except Exception:  # such as not enough memory for its buffers: the oldest sample runs alone next, or fails
                 self.waiting.take(positions=1, samples=1)
                 raise
 

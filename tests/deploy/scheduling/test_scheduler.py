@@ -137,6 +137,23 @@ def test_each_sample_gets_what_it_gets_alone(
             np.testing.assert_array_equal(found[number].scores, expected.scores)
 
 
+@pytest.mark.parametrize("error", [ExecutionError("no memory"), ZeroDivisionError()], ids=["runtime", "defect"])
+def test_a_batch_that_cannot_be_opened_fails_each_of_its_samples(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    runtime = MadeUpRuntime()
+    monkeypatch.setattr(runtime, "open", fail)
+    scheduler = Scheduler(runtime, 2)
+    for number in range(3):
+        scheduler.add(Sample.of_tokens(number, [number + 4], options_of(max_length=5)))
+    ended = [each for _ in range(20) for each in scheduler.turn()]
+    assert sorted(each.number for each in ended) == [0, 1, 2] and not scheduler.active
+    assert all(isinstance(each, FailedSample) and each.error is error for each in ended)
+
+
 def test_samples_join_a_running_batch_and_leave_it_alone() -> None:
     """A sample that comes in the middle takes the next step beside those that are there."""
     runtime = MadeUpRuntime()
