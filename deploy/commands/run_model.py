@@ -16,6 +16,7 @@ from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.inputs.raw_sound import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
+from tightbeam.deploy.inputs.sources import MOST_TOGETHER
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
@@ -212,12 +213,15 @@ def run_model(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Inputs that run together, 8 by default; when one ends, the next joins."),
+        typer.Option(
+            min=1, max=MOST_TOGETHER, help="Inputs that run together, 8 by default; when one ends, the next joins."
+        ),
     ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=MOST_TOGETHER,
             help="The most rows (inputs x beams) that run together, in place of --batch-size; for lines that set their "
             "own number of beams.",
         ),

@@ -20,6 +20,9 @@ from tightbeam.deploy.model.model import Model
 
 __all__ = ["MakeReader", "SourceReader", "check_count", "check_recordings", "run_sources"]
 
+MOST_TOGETHER = 1 << 20
+"""The most inputs or rows that run together: buffers are made for all of them."""
+
 
 class SourceReader:
     """Base of the readers of audio and images. It makes inputs of sources with common settings.
@@ -170,9 +173,11 @@ def run_sources(
 
 
 def check_count(name: str, count: Any, counted: str) -> None:
-    """Raise InputError unless the argument ``name`` is a positive integer, a number of ``counted``."""
+    """Raise InputError unless the argument ``name``, a number of ``counted``, is from 1 to `MOST_TOGETHER`."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InputError(f"{name}={count!r} is not a number of {counted}; pass 1 or more")
+    if count > MOST_TOGETHER:
+        raise InputError(f"{name} is more {counted} than can run together; pass {MOST_TOGETHER:,} or less")
 
 
 def check_list(name: str, given: Any, held: str, each: str) -> None:

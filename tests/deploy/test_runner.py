@@ -291,10 +291,12 @@ def test_invalid_texts_are_refused(runner: Runner, texts: Any, part: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True])
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True, 2**70])
 def test_bad_batch_size(runner: Runner, batch_size: Any) -> None:
     with pytest.raises(InputError, match="batch_size"):
         runner.generate_text(["a town"], batch_size=batch_size)
+    with pytest.raises(InputError, match="max_rows"):
+        runner.scheduler(batch_size)
 
 
 def test_settings_are_checked_even_without_texts(runner: Runner) -> None:
