@@ -71,8 +71,10 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
 def _with_advice(error: Any, hints: Mapping[str, str]) -> str:
     """Return the message of an error of the command line, with advice if ``hints`` or the command has some."""
     message = str(error.format_message()).rstrip(".")
-    option = getattr(error, "option_name", None)  # an option that the command does not have
-    if option:
+    option = getattr(error, "option_name", None)
+    if option and error.ctx is not None:  # an option that the command does not have; the others have no context
+        if len(option) == 2:  # the parser names one letter of a word such as -cnv
+            option = next((word for word in sys.argv[1:] if word.startswith(option)), option).partition("=")[0]
         hyphens = option.replace("_", "-")
         written = any(hyphens in parameter.opts for parameter in error.ctx.command.params)
         hint = f"it is written {hyphens}" if written else hints.get(hyphens)

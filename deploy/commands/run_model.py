@@ -29,29 +29,43 @@ HINTS = {
     **dict.fromkeys(("--sample", "--sampling"), "sampling is --do-sample"),
     **dict.fromkeys(("--beams", "--beam-size"), "beams are --num-beams"),
     **dict.fromkeys(
-        ("--max-tokens", "--max-decoding-length", "--n-predict", "--num-predict"), "the limit is --max-new-tokens"
+        ("--max-tokens", "--max-decoding-length", "--n-predict", "--num-predict", "-n"), "the limit is --max-new-tokens"
     ),
-    **dict.fromkeys(("--ctx-size", "--num-ctx"), "a bundle has the positions of its model; leave it out"),
+    **dict.fromkeys(
+        ("--interactive", "--interactive-first", "--conversation", "-cnv", "-i"), "a conversation is --chat"
+    ),
+    **dict.fromkeys(("--system-prompt", "-sys"), "the system message is --system, with --chat"),
+    **dict.fromkeys(("--chat-template", "--chat-template-file"), "it is an option of export-model"),
+    **dict.fromkeys(("--ctx-size", "--num-ctx", "-c"), "a bundle has the positions of its model; leave it out"),
     "--temp": "the temperature is --temperature, with --do-sample",
     "--repeat-penalty": "the penalty is --repetition-penalty",
     **dict.fromkeys(("--n", "--num-hypotheses"), "several results for each input are --num-return-sequences"),
     **dict.fromkeys(
-        ("--stop", "--stop-strings", "--stop-sequence", "--reverse-prompt"), "stop strings are --stop-string"
+        ("--stop", "--stop-strings", "--stop-sequence", "--reverse-prompt", "-r"), "stop strings are --stop-string"
     ),
     **dict.fromkeys(("--random-seed", "--sampling-seed"), "the seed is --seed"),
     **dict.fromkeys(
         ("--precision", "--dtype", "--compute-type", "--quantization", "--fp16", "--int8"),
         "the bundle has one precision, which export-model --precision sets",
     ),
-    **dict.fromkeys(("--model", "--bundle"), "the bundle is the first argument: run-model BUNDLE FILE"),
+    **dict.fromkeys(("--model", "--bundle", "-m"), "the bundle is the first argument: run-model BUNDLE FILE"),
     **dict.fromkeys(
-        ("--input", "--src", "--text"),
+        ("--input", "--src", "--text", "-p"),
         "inputs are files, or - for standard input: run-model BUNDLE FILE; --prompt TEXT for one text",
     ),
     **dict.fromkeys(("--output-dir", "--out"), "results are written to --output"),
-    "--file": "the whole content of a file is one input with --prompt-file FILE, or with --document",
+    **dict.fromkeys(("--n-gpu-layers", "--num-gpu", "-ngl"), "a GPU is --device cuda"),
+    "-t": "threads are --threads",
+    **dict.fromkeys(
+        ("--logprobs", "--n-probs"), "scores of tokens are --return-token-scores and --return-alternatives"
+    ),
+    "--ignore-eos": "the end token is put off by --min-new-tokens",
+    **dict.fromkeys(("--srt", "--vtt", "--subtitles"), "subtitles are --format srt or vtt"),
+    **dict.fromkeys(
+        ("--file", "-f"), "the whole content of a file is one input with --prompt-file FILE, or with --document"
+    ),
     "--output-format": "the format of the results is --format",
-    "--vad-filter": "windows of silence are skipped by --silence-threshold-db",
+    **dict.fromkeys(("--vad", "--vad-filter"), "windows of silence are skipped by --silence-threshold-db"),
     **dict.fromkeys(("--initial-prompt", "--hotwords"), "names and their spelling are --prompt"),
     "--condition-on-previous-text": "the context of earlier windows is --condition-on-prev-tokens",
     "--without-timestamps": "timestamps are left out by --no-return-timestamps",

@@ -145,7 +145,11 @@ def _language(settings: Settings, languages: Mapping[str, int]) -> int:
     given = settings["language"]
     token = language_token(given, languages) if isinstance(given, str) else None
     if token is None:
-        raise _not_one_of(settings, "language", "a language of this model, by its code or name", names_of(languages))
+        expected = "a language of this model, by its code or name"
+        if given == "auto":
+            fix = "leave it out, and the model finds the language"
+            raise settings.given("language").error(expected=expected, fix=fix)
+        raise _not_one_of(settings, "language", expected, names_of(languages))
     return token
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.inputs.containers import UNKNOWN_SIZES
-from tightbeam.deploy.inputs.raw_sound import MAX_HZ, MIN_HZ, RawSound
+from tightbeam.deploy.inputs.raw_sound import MAX_HZ, MIN_HZ, RawSound, is_raw_sound
 from tightbeam.deploy.inputs.regular_file import not_regular
 from tightbeam.deploy.inputs.sound_file import INSTALL, SoundFile
 from tightbeam.deploy.text.token_ids import as_array
@@ -50,6 +50,7 @@ REACH = 10
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
+RAW = "run-model reads raw samples with --sample-rate HZ"
 OTHERS: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "an MPEG-4 file (M4A, MP4)"),
     (0, b"\x1aE\xdf\xa3", "a WebM or Matroska file"),
@@ -128,7 +129,8 @@ def read_blocks(
         reason = getattr(error, "error_string", "") or first_line(error)  # without the name, of libsndfile
         if "does not exist" in reason:  # libsndfile's word for an MP3 file without a frame; `_file_fault` has opened it
             reason = "no frame of audio was found"
-        raise InputError(f"{name} cannot be read as audio ({reason.rstrip('.')}); {EXPECTED}") from None
+        fault = f"{name} cannot be read as audio ({reason.rstrip('.')}); {EXPECTED}"
+        raise InputError(fault, fix=RAW if is_raw_sound(name) else "") from None
 
 
 def audio_blocks(

@@ -25,6 +25,8 @@ __all__ = ["ChatRun", "run_chat"]
 NEW_TOKENS = 512
 """The most new tokens of an answer if no setting limits them, where ``model.generate`` would stop after 20."""
 RESET, EXIT = "/reset", "/exit"
+RESETS, EXITS = (RESET, "/clear"), (EXIT, "/bye", "/quit")
+"""The commands, with their names in ollama and llama.cpp."""
 SHOWN = "> "
 """The prompt of a terminal."""
 
@@ -93,8 +95,8 @@ def run_chat(run: ChatRun) -> int:
     if keys.typed:
         chat.note(f"type a message; {RESET} begins anew, {EXIT} or Ctrl-D ends, Ctrl-C stops an answer")
     failed = False
-    while (line := keys.line()) is not None and line.rstrip() != EXIT:
-        if line.rstrip() == RESET:
+    while (line := keys.line()) is not None and line.rstrip() not in EXITS:
+        if line.rstrip() in RESETS:
             chat.reset()
         elif line.startswith("/"):
             say(f"error: {line.split()[0]} is unknown; pass {RESET} or {EXIT}, or begin the message with a space")

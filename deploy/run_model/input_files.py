@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 STDIN = "-"
+TYPED = "a text of the command line is --prompt TEXT, and a conversation --chat"
 HEAD = 10
 """Number of lines at the beginning of a file by which its kind is checked."""
 CHUNK_BYTES = 1 << 20
@@ -367,6 +368,11 @@ def visible_files(folder: str | Path) -> list[Path]:
     return [file for file in found if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
 
 
+def _is_prose(name: str) -> bool:
+    """True for a name that is rather a text: of several words, and without an ending."""
+    return len(name.split()) > 1 and not Path(name).suffix.strip(".")
+
+
 def expand_patterns(names: Sequence[str]) -> list[str]:
     """Replace each pattern, such as ``talks/*.wav``, by the files that it matches, in the order of their names.
 
@@ -379,7 +385,8 @@ def expand_patterns(names: Sequence[str]) -> list[str]:
             continue
         matched = sorted(glob.glob(name, recursive=True))
         if not matched:
-            raise InputError(f"no file matches {name}; pass the names of files, or another pattern")
+            other = TYPED if _is_prose(name) else "pass the names of files, or another pattern"
+            raise InputError(f"no file matches {name}; {other}")
         found += [each for each in matched if not Path(each).is_dir()] or matched
     return found
 
@@ -458,7 +465,8 @@ def _read(name: str, document: bool) -> _File:
             return _File(name, _LinesOnDisk(Path(name)))
         data = _content(name, MOST_TEXT_BYTES if document else MOST_PIPE_BYTES)  # a pipe is read once
     except FileNotFoundError:
-        raise InputError(f"there is no file {name}; pass a text file, or - for standard input") from None
+        other = TYPED if _is_prose(name) else "pass a text file, or - for standard input"
+        raise InputError(f"there is no file {name}; {other}") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a folder; pass a text file, - for standard input, or --ray for a folder") from None
     except (OSError, ValueError) as error:

@@ -49,7 +49,8 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence | np.ndarray):
         raise InputError(f"the token ids are {type(tokens).__name__}, expected integers [N]; pass a list of them")
     if wrong := other_than_integers(tokens):
-        raise InputError(f"the token ids hold {type(wrong[0]).__name__}, expected integers [N]; pass a list of them")
+        fix = "pass one text, not a list" if isinstance(wrong[0], str) else "pass a list of them"
+        raise InputError(f"the token ids hold {type(wrong[0]).__name__}, expected integers [N]; {fix}")
     if not len(tokens):
         raise InputError("no token ids; expected at least one")
     outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)

@@ -37,3 +37,10 @@ def test_an_error_lists_every_language(language: object) -> None:
     with pytest.raises(GenerationError, match="is not a language of this model, by its code or name") as caught:
         resolve_settings(generation, {"language": language}, sizes, speech=True)
     assert all(f"{code} ({name})" in str(caught.value) for code, name in LANGUAGES.items())
+
+
+def test_auto_is_left_out() -> None:
+    generation = {"is_multilingual": True, "lang_to_id": TOKENS, "decoder_start_token_id": 3, "eos_token_id": 2}
+    sizes = SimpleNamespace(vocabulary=1300, max_target=48, decoder_only=False)
+    with pytest.raises(GenerationError, match=r"language='auto' .*; leave it out, and the model finds the language$"):
+        resolve_settings(generation, {"language": "auto"}, sizes, speech=True)

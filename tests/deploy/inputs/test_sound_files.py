@@ -136,3 +136,14 @@ def test_the_name_of_a_file_is_any_bytes(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\n.wav")
     Path(name).write_bytes(content("WAV"))
     assert len(read(name)[0]) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("a.pcm", "; run-model reads raw samples with --sample-rate HZ"), ("a.wav", "")]
+)
+def test_raw_samples_without_a_rate_name_the_option(tmp_path: Path, name: str, hint: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(bytes(range(200)))
+    with pytest.raises(InputError) as caught:
+        list(read_blocks(str(path), 16_000))
+    assert str(caught.value).partition("expected a WAV, FLAC, OGG or MP3 file")[2] == hint

@@ -212,7 +212,7 @@ def test_leaving_an_async_loop_ends_the_search(runner: Runner, closed: list[CpuD
         ([], {}, "no token ids"),
         ([10**6], {}, "token id 1000000 is outside the vocabulary"),
         ([[5]], {}, "the token ids hold list"),
-        (["a town"], {}, "the token ids hold str"),
+        (["a town"], {}, "the token ids hold str, expected integers [N]; pass one text, not a list"),
         (None, {}, "the token ids are NoneType"),
         (b"a town", {}, "the token ids are bytes"),
         ("a " * 500, {}, "text of "),

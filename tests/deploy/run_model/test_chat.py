@@ -73,6 +73,14 @@ def test_a_system_message_stays_after_a_reset(bundle: Path, command: Command) ->
     assert (done.code, done.out) == (0, f"{expected}\n" * 2)
 
 
+@pytest.mark.parametrize("end", ["/bye", "/quit"])
+def test_commands_have_the_names_of_other_programs(bundle: Path, command: Command, end: str) -> None:
+    stdin = f"a town\n/clear\na town\n{end}\na town".encode()
+    done = command(bundle, "--chat", *SHORT, "--quiet", stdin=stdin)
+    (expected,) = answers(bundle, "a town", max_new_tokens=5)
+    assert (done.code, done.out, done.err) == (0, f"{expected}\n" * 2, "")
+
+
 def test_an_answer_has_more_than_20_tokens_by_default(bundle: Path, command: Command) -> None:
     done = command(bundle, "--chat", "--threads", "1", stdin=b"a town")
     positions = Runner.load(bundle, threads=1).manifest.sizes.max_target
