@@ -525,7 +525,7 @@ def run_model(
             raise InputError(
                 "--prompt-file is the one input, a text; leave other files, --prompt, --ids and --json-input out"
             )
-        result_format = _checked_format(result_format, json_lines=json_lines)
+        result_format = _checked_format(result_format, json_lines=json_lines, output=output)
         subtitles = result_format if result_format in FORMATS else None
         if max_words_per_line is not None and not (return_token_timestamps and subtitles):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
@@ -614,8 +614,14 @@ def _raw_format(rate_hz: int | None, kind: str | None, channels: int | None) -> 
     return RawFormat(rate_hz, kind or "s16le", channels or 1)
 
 
-def _checked_format(given: str | None, *, json_lines: bool) -> str:
-    """Return the format of the results. Raises InputError if it is unknown, or differs from --json."""
+def _checked_format(given: str | None, *, json_lines: bool, output: str) -> str:
+    """Return the format of the results.
+
+    Raises InputError if it is unknown, differs from --json, or is not the format of a file of subtitles.
+    """
+    ending = Path(output).suffix.lower().removeprefix(".")
+    if ending in ("srt", "vtt") and given is None and not json_lines:
+        raise InputError(f"--output {output} is for subtitles; pass --format {ending}, or another --output")
     given = "text" if given == "txt" else given
     if given not in (None, "text", "json", *FORMATS):
         raise InputError(f"--format {given} is unknown; pass txt, json, srt, vtt or tsv")
@@ -633,7 +639,12 @@ def _check_for_chat(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE" and context.params[name]:
             shown = parameter.opts[0] if name != "sources" else "FILE"
-            raise InputError(f"{shown} is not for --chat, which reads messages from standard input; leave it out")
+            reason = (
+                "whose answers come as they are made"
+                if name == "stream"
+                else "which reads messages from standard input"
+            )
+            raise InputError(f"{shown} is not for --chat, {reason}; leave it out")
 
 
 def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:

@@ -10,8 +10,6 @@ from tightbeam.deploy.generation.fields import (
     DORMANT,
     FIELDS,
     INERT,
-    SAMPLING,
-    SUPPORTED,
     UNSUPPORTED,
     WARPERS,
     Field,
@@ -118,7 +116,8 @@ class Settings:
         shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
         given = Given(shown if shown.isprintable() else repr(shown), value, layer.source, self.vocab_size)
         if not others:
-            advice = advice_on(name[:LONG_NAME], SUPPORTED | SAMPLING.keys())
+            own = (field.name for field in self._fields.values() if not field.of_checkpoint)
+            advice = advice_on(name[:LONG_NAME], own)
             raise given.error("is not a generation setting", fix=advice)
         (other,) = others
         if not other.ignored:

@@ -13,7 +13,7 @@ from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, c
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
-__all__ = ["TRUNCATE", "in_json", "read_json_line", "read_settings", "settings_of_line"]
+__all__ = ["TRUNCATE", "in_json", "json_object", "read_json_line", "read_settings", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
@@ -43,7 +43,7 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
         The line is not a JSON object, has a field twice, or lacks ``field``.
     """
     example = json.dumps({field: "...", "num_beams": 4})
-    settings = _object(text)
+    settings = json_object(text)
     if settings is None:
         raise InputError(f"not a JSON object; expected a line such as {example}")
     if field not in settings:
@@ -67,7 +67,7 @@ def read_settings(value: Any, field: str) -> dict[str, Any]:
     InputError
         The value is something else, or has a setting twice.
     """
-    settings = _object(value) if isinstance(value, str) else {} if value is None else value
+    settings = json_object(value) if isinstance(value, str) else {} if value is None else value
     if not isinstance(settings, dict):
         raise InputError(f'{field} is {reprlib.repr(value)}, expected an object of settings such as {{"num_beams": 4}}')
     return settings
@@ -123,7 +123,7 @@ def _without(layer: Layer, names: set[str]) -> Layer:
     return replace(layer, values={name: value for name, value in layer.values.items() if name not in names})
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object; return None if the text is not one. Raises InputError for a field that occurs twice."""
     try:
         record = json.loads(text, object_pairs_hook=_Pairs)

@@ -21,7 +21,7 @@ from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import NO_NAME, InputError
 from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.image_files import is_image
-from tightbeam.deploy.inputs.json_line import read_json_line
+from tightbeam.deploy.inputs.json_line import json_object, read_json_line
 from tightbeam.deploy.inputs.lines import parse_ids
 from tightbeam.deploy.inputs.raw_sound import RawSound, wav_beginning
 
@@ -314,6 +314,11 @@ class InputFiles:
             if file.lines is not None and not file.is_input:
                 _check_head(list(islice(file.lines, HEAD)), file.shown, kind)
 
+    def begins_with_object(self) -> bool:
+        """Return True if the first line of a file is a JSON object. Standard input is not read for this."""
+        firsts = (next(iter(file.lines), b"") for file in self._files if file.lines is not None and not file.is_input)
+        return any(map(_is_object, firsts))
+
     def __iter__(self) -> Iterator[bytes]:
         for file in self._files:
             head: list[bytes] = []
@@ -427,6 +432,14 @@ def _standard_input() -> BinaryIO:
     except (OSError, ValueError):  # not a file
         return sys.stdin.buffer
     return open(descriptor, "rb")
+
+
+def _is_object(line: bytes) -> bool:
+    """True for a line that is a JSON object."""
+    try:
+        return json_object(line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")) is not None
+    except InputError:  # one with a field that occurs twice
+        return True
 
 
 def _check_head(head: Sequence[bytes], name: str, kind: InputKind) -> None:

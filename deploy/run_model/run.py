@@ -234,6 +234,8 @@ class _Run:
         if run.line_format.field is not None:
             kind = json_objects(run.line_format.field)
         files.check(kind)
+        if kind is TEXT and not run.document and files.begins_with_object():
+            notes.append("lines are JSON objects, and each is read as a text; --json-input FIELD reads a field of it")
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
         self._newlines = self._choose_newlines()

@@ -57,7 +57,7 @@ def test_each_recording_has_its_settings(
     faults = (
         ("lines.jsonl, line 5: num_beams=9 is more than the 8 rows that run together; pass 8 or less"),
         ("lines.jsonl, line 6: truncate cuts texts, not files; leave it out"),
-        ("lines.jsonl, line 7: language=3 (from the line) is not a language code of this model"),
+        ("lines.jsonl, line 7: language=3 (from the line) is not a language of this model, by its code or name"),
         ("lines.jsonl, line 8: file is int, expected the name of a file; pass it in quotes"),
         ("lines.jsonl, line 9: not a JSON object; expected a line such as"),
         ("lines.jsonl, line 10: return_token_scores=True does not go with prompt_ids; leave one of them out"),

@@ -44,3 +44,10 @@ def test_auto_is_left_out() -> None:
     sizes = SimpleNamespace(vocabulary=1300, max_target=48, decoder_only=False)
     with pytest.raises(GenerationError, match=r"language='auto' .*; leave it out, and the model finds the language$"):
         resolve_settings(generation, {"language": "auto"}, sizes, speech=True)
+
+
+@pytest.mark.parametrize(("speech", "advice"), [(True, r"did you mean language\?$"), (False, "remove it$")])
+def test_a_wrong_name_is_compared_with_the_settings_of_the_model(speech: bool, advice: str) -> None:
+    sizes = SimpleNamespace(vocabulary=1300, max_target=48, decoder_only=False)
+    with pytest.raises(GenerationError, match=f"langauge='en' .* is not a generation setting; {advice}"):
+        resolve_settings({"decoder_start_token_id": 3, "eos_token_id": 2}, {"langauge": "en"}, sizes, speech=speech)

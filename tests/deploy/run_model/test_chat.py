@@ -132,6 +132,7 @@ def test_closed_streams(bundle: Path, closed: str) -> None:
     [
         (["x.txt", "--chat"], "FILE is not for --chat, which reads messages from standard input; leave it out"),
         (["--chat", "--json"], "--json is not for --chat"),
+        (["--chat", "--stream"], "--stream is not for --chat, whose answers come as they are made; leave it out"),
         (["--chat", "-o", "x"], "--output is not for --chat"),
         (["--chat", "--num-return-sequences", "2", "--num-beams", "2"], "a conversation has one answer; leave it out"),
         (["--chat", "--return-token-scores"], "return_token_scores=True is more than an answer; leave it out"),

@@ -398,3 +398,18 @@ def test_options_that_exclude_json_input(tmp_path: Path, call: Command, bundle: 
     call(bundle, long, "--json-input", "text").failed(
         "none of the first 10 lines", "a JSON object with the field 'text'"
     )
+
+
+def test_json_lines_that_are_read_as_texts_are_noted(tmp_path: Path, call: Command, bundle: Path) -> None:
+    note = "note: lines are JSON objects, and each is read as a text; --json-input FIELD reads a field of it"
+    for content, options, messages in (
+        ('{"text": "a town"}\n', (), [note]),
+        ('{"text": "a town"}\n', ("--json-input", "text"), []),
+        ('{"text": "a town"}\n', ("--document",), []),
+        ('\ufeff{"text": "a", "text": "b"}\na town\n', (), [note]),
+        ("{a town}\n", (), []),
+        ("", (), []),
+    ):
+        (tmp_path / "a.jsonl").write_text(content)
+        done = call(bundle, tmp_path / "a.jsonl", *options, *SHORT)
+        assert (done.code, done.messages) == (0, messages)

@@ -244,6 +244,8 @@ def test_empty_names_and_broken_text_are_refused(runner: Runner, talks: list[str
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        (("-o", "a.srt"), "--output a.srt is for subtitles; pass --format srt, or another --output"),
+        (("-o", "b/A.VTT"), "--output b/A.VTT is for subtitles; pass --format vtt"),
         (("--format", "doc"), "--format doc is unknown; pass txt, json, srt, vtt or tsv"),
         (("--format", "srt", "--json"), "--json and --format srt are two formats; leave one out"),
         (("--format", "srt", "--no-return-timestamps"), "needs timestamps; leave --no-return-timestamps out"),
