@@ -168,7 +168,9 @@ def run_model(
     ] = None,
     sample_format: Annotated[
         str | None,
-        typer.Option(help="Format of raw samples: u8, s16le (the default), s32le or f32le; with --sample-rate."),
+        typer.Option(
+            help="Format of raw samples: u8, s16le (or S16_LE; the default), s32le or f32le; with --sample-rate."
+        ),
     ] = None,
     sample_channels: Annotated[
         int | None,
@@ -609,9 +611,10 @@ def _raw_format(rate_hz: int | None, kind: str | None, channels: int | None) -> 
         if (kind, channels) != (None, None):
             raise InputError("--sample-format and --sample-channels are for raw samples; pass --sample-rate, too")
         return None
-    if kind is not None and kind not in SAMPLE_FORMATS:
+    name = (kind or "s16le").lower().replace("_", "")  # arecord writes S16_LE
+    if name not in SAMPLE_FORMATS:
         raise InputError(f"--sample-format {kind} is unknown; pass one of {', '.join(SAMPLE_FORMATS)}")
-    return RawFormat(rate_hz, kind or "s16le", channels or 1)
+    return RawFormat(rate_hz, name, channels or 1)
 
 
 def _checked_format(given: str | None, *, json_lines: bool, output: str) -> str:

@@ -80,7 +80,8 @@ class Texts:
     def encode(self, source: TextSource, *, truncate: Truncation = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source; `Runner.encode` documents arguments, results and errors."""
         if not isinstance(source, str | list | tuple):
-            raise InputError(f"a text is {type(source).__name__}, expected str or a list of messages; pass one")
+            fix = "pass [messages] for one conversation" if isinstance(source, Mapping) else "pass one"
+            raise InputError(f"a text is {type(source).__name__}, expected str or a list of messages; {fix}")
         if self._about.speech:
             raise InputError("this is a speech model; pass audio instead of text (Runner.transcribe)")
         if self._about.image:

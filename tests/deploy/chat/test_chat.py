@@ -167,7 +167,7 @@ def test_wrong_settings(runner: Runner) -> None:
     ):
         with pytest.raises(GenerationError, match=reason):
             runner.chat([USER], **settings)
-    with pytest.raises(InputError, match="text 0: a text is dict, expected str or a list of messages"):
+    with pytest.raises(InputError, match=r"text 0: a text is dict, .*; pass \[messages\] for one conversation$"):
         runner.generate_text([USER])  # the messages of one conversation in place of a list of conversations
 
 

@@ -69,6 +69,8 @@ def test_raw_samples_are_recordings(runner: Runner, wave: Array, tmp_path: Path)
         assert run(name, *raw, given=given)[0] == subtitles(parts, "srt")
     assert run("-", *raw, "-o", str(tmp_path / "talk.srt"), given=wave.tobytes())[0] == ""
     assert (tmp_path / "talk.srt").read_text() == subtitles(parts, "srt")
+    alsa = ("--sample-rate", str(RATE_HZ), "--sample-format", "F32_LE", "--format", "srt")
+    assert run("-", *alsa, given=wave.tobytes())[0] == subtitles(parts, "srt")
     short = chirp(0.4)
     record = json.loads(run("-", *raw[:4], "--json", given=short.tobytes())[0].splitlines()[-1])
     assert record["text"] == runner.transcribe([short])[0].strip() and "segments" not in record
