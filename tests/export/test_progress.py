@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from support.bundles import traces
 from support.checkpoints.families import CheckpointCache
-from tightbeam.export import export_model
+from tightbeam.export import export_model, pipeline
 from tightbeam.export.counts import count, counted, watched
 from tightbeam.export.progress import STEPS, ShownSteps, show_steps
 
@@ -60,7 +61,10 @@ def test_counts_reach_the_one_who_watches() -> None:
     assert seen == [("letters", 0, 2), ("letters", 1, 2), ("letters", 2, 2), ("resting", 0, 0)]
 
 
-def test_an_export_counts_within_its_steps(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+def test_an_export_counts_within_its_steps(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "trace", traces.trace)  # one that other tests have not made
     seen: dict[str, list[tuple[str, int, int]]] = {}
     step = ""
 

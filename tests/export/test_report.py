@@ -142,7 +142,8 @@ def test_a_sentence_for_each_surprise(bundles: BundleCache) -> None:
     found = rows(
         load(bundles, "slim", guard=guard, precision="fp16", precision_error=error), variant="slim", notes=["Mind."]
     )
-    assert [label for label, _ in found] == [*LABELS, *["note"] * 4]
+    measured = [label for label in LABELS if label != "process"]  # what a GPU's process takes is not known
+    assert [label for label, _ in found] == [*measured, *["note"] * 4]
     assert dict(found)["variant"] == "slim, as asked for, except in the layers of the notes below"
     notes = [text for label, text in found if label == "note"]
     assert notes[0] == (

@@ -70,7 +70,8 @@ LARGE = io.BytesIO()
 pillow.new("1", (20_000, 20_000)).save(LARGE, "PNG")
 FAULTS: list[tuple[Request, str]] = [
     (image_request(1, b""), "the image is empty, it has no bytes; expected a PNG"),
-    (image_request(1, b"no image"), "the image cannot be read as an image; expected a PNG, JPEG, TIFF, WebP or BMP"),
+    (image_request(1, b"\0no image"), "the image cannot be read as an image; expected a PNG, JPEG, TIFF, WebP or BMP"),
+    (image_request(1, b"no image"), "IMAGE is the text 'no image', expected the content of a file; send its bytes, or"),
     (image_request(1, FILES[0][:300]), "the image cannot be read as an image"),
     (image_request(1, FILES[1], FILES[0][:60] + bytes(400)), "row 1: the image cannot be read as an image"),
     (image_request(1, base64.b64encode(FILES[0])[:-5]), "IMAGE is broken base64 .*; pass the bytes of a file, or"),
@@ -124,8 +125,11 @@ def test_an_image_that_is_read_for_long_holds_nobody_up(trocr: Runner, monkeypat
 
 
 @pytest.mark.slow
-def test_a_hundred_megapixels(trocr: Runner) -> None:
-    data = io.BytesIO()
-    pillow.new("L", (10_000, 10_000), 200).save(data, "PNG")
-    log = run(trocr, [image_request(0, data.getvalue()), image_request(1, FILES[0])])
+def test_thirty_megapixels_are_served_and_a_hundred_refused(trocr: Runner) -> None:
+    data, larger = io.BytesIO(), io.BytesIO()
+    pillow.new("L", (5_000, 6_000), 200).save(data, "PNG")
+    pillow.new("L", (10_000, 10_000), 200).save(larger, "PNG")
+    log = run(trocr, [image_request(number, file) for number, file in enumerate((data.getvalue(), FILES[0]))])
     assert len(log.outputs(0)) == len(log.outputs(1)) == 1
+    refused = run(trocr, [image_request(0, larger.getvalue())]).refusals()[0]
+    assert "10000 x 10000 pixels, expected 33,554,432 at most" in refused.message
