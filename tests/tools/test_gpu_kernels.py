@@ -124,6 +124,7 @@ def test_a_wrong_result_is_found_and_not_timed(fault: Any, tmp_path: Path, monke
     assert sum("WRONG" in note for note in found["notes"]) == len(works)
 
 
+@pytest.mark.slow
 def test_a_mask_or_a_trie_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unmasked(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         more = {"mask": torch.ones_like(inputs["mask"])} if "mask" in inputs else {}

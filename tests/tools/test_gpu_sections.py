@@ -42,6 +42,7 @@ def test_output_of_compute_sanitizer(
     assert sanitizer.error_of(0, 0, "0") == "no case was looked at"
 
 
+@pytest.mark.slow
 def test_the_tests_under_compute_sanitizer_end_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tests = tmp_path / "test_slow.py"
     tests.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")

@@ -217,6 +217,7 @@ def test_a_damaged_page_or_result_is_one_line(tmp_path: Path, command: Command) 
     command("demo", "--stored", *places).failed("demo.json is not a result of this version")
 
 
+@pytest.mark.slow
 def test_further_checkpoints_run_in_processes_of_the_command(tmp_path: Path) -> None:
     """A process finds what it runs, though the command's own module is ``__main__``."""
     names = ["one", "two"]

@@ -161,6 +161,7 @@ def test_export_with_global_attention(
     assert greedy(checkpoint, samples) != greedy(checkpoint, replace(samples, global_tokens=0))
 
 
+@pytest.mark.slow
 def test_an_export_without_global_attention_says_so(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     notes: list[str] = []
     export_model(checkpoints("led"), tmp_path / "out", check=False, on_note=notes.append)
