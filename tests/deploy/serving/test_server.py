@@ -477,7 +477,12 @@ def test_requests_join_one_that_runs(world: SimpleNamespace, model: str) -> None
         if model == "slow":
             client.async_infer(model, long_inputs, lambda result, error: done.append((result, error)), parameters=LONG)
         else:
-            client.start_stream(lambda result, error: done.append((result, error)))
+
+            def streamed(result: Any, error: Any) -> None:
+                if error is not None or result.as_numpy("FINISHED").item():  # tokens come before
+                    done.append((result, error))
+
+            client.start_stream(streamed)
             client.async_stream_infer(model, long_inputs, parameters=LONG)
         time.sleep(0.3)
         for beams in (4, 1):
