@@ -503,7 +503,7 @@ class Runner:
             several = f"num_return_sequences={returned} is for several texts, and this returns one answer"
             raise GenerationError(f"{several}; leave it out, or call Runner.generate_text")
         tokens, _ = self.encode(check_messages(messages), truncate=truncate, **settings)
-        sample = replace(self.model.sample(0, tokens, settings), kept=check_kept(kept))
+        sample = self.sample(0, tokens, settings, kept)
         found = output_of(self.model, self._run([sample], 1)[0], sample)
         return (found.texts or [""])[0]
 

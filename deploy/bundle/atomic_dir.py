@@ -33,8 +33,8 @@ def write_folder(
     fill : callable
         Writes into an empty folder.
     force : bool
-        Replace an existing folder, at the very end. The two change places in one step where the system can do that, so
-        there is no moment without a folder of this name.
+        Replace an existing folder, at the very end. If the system can exchange two names in one step, a folder of this
+        name exists at every moment.
     workplace : Path, optional
         Parent of the incomplete folder, on the same disk; by default the parent of ``destination``.
 

@@ -14,7 +14,7 @@ __all__ = ["ASSISTANT", "SYSTEM", "USER", "Messages", "TextSource", "check_messa
 Messages: TypeAlias = list[dict[str, Any]]
 """Messages with a role and a content, which is a text or a list of parts, each with a text."""
 TextSource: TypeAlias = str | Sequence[Mapping[str, Any]]
-"""What a caller gives to a text model: a text, or the messages of a conversation."""
+"""A source of a text model: a text, or the messages of a conversation."""
 MAX_MESSAGES = 1 << 12
 MAX_CHARACTERS = 1 << 22
 """Length of all messages of a conversation together, as JSON."""

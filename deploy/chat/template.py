@@ -88,7 +88,7 @@ class ChatTemplate:
             self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Return the running process; start it if there is none, or only that of a process that was forked."""
+        """Return the running process. Start one if none runs, or if this process is a fork of its owner."""
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
         if len(self._source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
@@ -186,7 +186,7 @@ def load_chat_template(bundle: Bundle) -> ChatTemplate | None:
 
 
 def _config(path: Path | None) -> dict[str, Any]:
-    """Read the tokenizer's settings; none if there is no such file. Raises BundleError."""
+    """Read the tokenizer's settings; return an empty dict without a file. Raises BundleError."""
     if path is None:
         return {}
     try:

@@ -21,7 +21,10 @@ __all__ = ["AsyncTextStream", "TextStream"]
 
 @dataclass
 class _State:
-    """What a stream and its generator share. The generator has no reference to the stream, whose end thus ends it."""
+    """The state that a stream and its generator share.
+
+    The generator has no reference to the stream. So if the stream is garbage, the generator is closed with it.
+    """
 
     result: Output | None = None
     closed: bool = False

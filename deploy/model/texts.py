@@ -199,7 +199,7 @@ class Texts:
 
     @property
     def decoder_rules(self) -> DecoderRules:
-        """What may change at the end of a text that `decode` returns."""
+        """The changes that further tokens may make at the end of a text that `decode` returns."""
         return self.require_tokenizer().rules
 
     def require_tokenizer(self) -> TextCodec:

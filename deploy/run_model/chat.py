@@ -182,9 +182,9 @@ class _Chat:
             self._stream.close()
 
     def answer(self, message: str) -> bool:
-        """Write the answer to a message of the user, as it is made. Returns False if there is none.
+        """Write the answer to a message of the user, as it is made. Returns False if the model gives no text.
 
-        A message without an answer is no part of the conversation, and an answer that was stopped is.
+        A message without an answer leaves the conversation. An answer that was stopped stays in it.
         """
         self._messages.append({"role": USER, "content": message})
         self._stopped = False

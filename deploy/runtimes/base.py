@@ -101,8 +101,8 @@ GROUPED = "B groups"
 FEATURE_INPUTS = frozenset({"flattened_patches", "input_features", "input_values", "pixel_values"})
 """Encoder inputs of speech and image models."""
 PROMPT_STARTS, PROMPT_OUT = "starts", "source_out"
-"""Of the graph of a part of a prompt: the input with the position of each sample's first token, and the prefix of the
-outputs that update the inputs ``source.<l>.key`` and ``source.<l>.value``."""
+"""Names in the graph of a part of a prompt: the input with the position of each sample's first token, and the prefix of
+the outputs that update the inputs ``source.<l>.key`` and ``source.<l>.value``."""
 ENCODER_INPUTS = FEATURE_INPUTS | {"input_ids", "attention_mask", "num_beams"}
 SOURCE_DIMENSIONS = frozenset({"B", "R", "N"})
 Encoded = Mapping[str, Any]

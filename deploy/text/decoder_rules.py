@@ -1,4 +1,4 @@
-"""What a tokenizer's decoder may still change at the end of a text when more tokens follow."""
+"""Rules of a tokenizer's decoder: the changes that further tokens may make at the end of a text."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TRIES = 8
 
 
 class TextFilter(Protocol):
-    """What is done to a text that comes in pieces."""
+    """A change of a text that comes in pieces."""
 
     def add(self, piece: str) -> str:
         """Return the text that a piece adds. It may hold back what the next piece decides on."""

@@ -122,8 +122,14 @@ class ServingSettings:
             raise RepositoryError(
                 f"{self.name!r} is not a model name; pass --name letters, digits, _, - and ., at most 128 of them"
             )
-        least = {"max_batch_size": 1, "max_rows": 0, "instances": 1, "batching_delay_us": 0, "max_queue_size": 0}
-        least["deadline_s"] = 1
+        least = {
+            "max_batch_size": 1,
+            "max_rows": 0,
+            "instances": 1,
+            "batching_delay_us": 0,
+            "max_queue_size": 0,
+            "deadline_s": 1,
+        }
         for field, minimum in least.items():
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
@@ -287,8 +293,13 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
             dims = [len(WARM_UP_IDS)]
             warm_up.CopyFrom(triton.ModelWarmup.Input(data_type=triton.TYPE_INT64, dims=dims, input_data_file=WARM_UP))
 
-    parameters = {MADE_BY: made_by, ENGINE: settings.engine, MAX_ROWS: str(settings.rows(manifest)), URL: settings.url}
-    parameters[DEADLINE] = str(settings.deadline_s)
+    parameters = {
+        MADE_BY: made_by,
+        ENGINE: settings.engine,
+        MAX_ROWS: str(settings.rows(manifest)),
+        URL: settings.url,
+        DEADLINE: str(settings.deadline_s),
+    }
     for name, parameter in parameters.items():
         config.parameters[name].string_value = parameter
     return str(text_format.MessageToString(config))

@@ -7,35 +7,20 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, chirp
 from support.bundles.cache import BundleCache
-from support.checkpoints.timestamps import with_timestamps
+from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.run_model.subtitles import subtitles
-from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
-
-
-class Words:
-    """A tokenizer whose words are numbers."""
-
-    rules = PLAIN
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" w{token}" for token in tokens if token < 45)
 
 
 @pytest.fixture
 def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
-    runner = with_timestamps(bundles, "el")[1]
-    runner.model.text._codec = Words()  # type: ignore[assignment]
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
-    return runner
+    return load_words(bundles, monkeypatch)
 
 
 NAMES = ("b.wav", "sub/a.flac", "sub/b.ogg")
@@ -52,13 +37,6 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     soundfile.write(tmp_path / "talks" / ".cache" / "c.wav", chirp(0.3), RATE_HZ)
     (tmp_path / "talks" / "notes.txt").write_text("no name of a file\n")
     return [os.path.join("talks", name) for name in NAMES]
-
-
-def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-    """Standard output and standard error of `run-model`."""
-    done = CliRunner().invoke(run_model.app, ["bundle", *arguments])
-    assert done.exit_code == code, done.output
-    return done.stdout, done.stderr
 
 
 def test_a_folder_is_its_recordings_and_text_has_their_names(runner: Runner, talks: list[str]) -> None:

@@ -15,25 +15,16 @@ from typer.testing import CliRunner
 from support.audio import RATE_HZ, Array, chirp
 from support.bundles.cache import BundleCache
 from support.checkpoints.timestamps import TIMESTAMPS, with_timestamps
+from support.recordings_command import Words
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.serving.backend.responses import tensors_of
-from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 TOKENS: dict[str, int] = TIMESTAMPS["lang_to_id"]
-
-
-class Words:
-    """A tokenizer whose words are numbers."""
-
-    rules = PLAIN
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" w{token}" for token in tokens if token < 45)
 
 
 @pytest.fixture(scope="module")

@@ -10,55 +10,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, Array, chirp
 from support.bundles.cache import BundleCache
-from support.checkpoints.timestamps import with_timestamps
+from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
-from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.raw_sound import RawFormat, RawSound
 from tightbeam.deploy.inputs.run import FoundSegments
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model import input_files
 from tightbeam.deploy.run_model.subtitles import subtitles
-from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
 FORMAT = RawFormat(RATE_HZ, "f32le")
 
 
-class Words:
-    """A tokenizer whose words are numbers."""
-
-    rules = PLAIN
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" w{token}" for token in tokens if token < 45)
-
-
 @pytest.fixture
 def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
-    runner = with_timestamps(bundles, "el")[1]
-    runner.model.text._codec = Words()  # type: ignore[assignment]
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
-    return runner
+    return load_words(bundles, monkeypatch)
 
 
 @pytest.fixture
 def wave() -> Array:
     """A recording of several windows, whose loudest sound comes first."""
     return np.concatenate([2 * chirp(0.5), chirp(2.4, low_hz=300)])
-
-
-def run(*arguments: str, given: bytes | None = None, code: int = 0) -> tuple[str, str]:
-    """Standard output and standard error of `run-model`."""
-    done = CliRunner().invoke(run_model.app, ["bundle", *arguments], input=given)
-    assert done.exit_code == code, done.output
-    return done.stdout, done.stderr
 
 
 def test_raw_samples_are_recordings(runner: Runner, wave: Array, tmp_path: Path) -> None:

@@ -11,36 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from support.audio import RATE_HZ, chirp
 from support.bundles.cache import BundleCache
-from support.checkpoints.timestamps import with_timestamps
+from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter, subtitles
-from tightbeam.deploy.text.decoder_rules import PLAIN
 
 soundfile = pytest.importorskip("soundfile")
-
-
-class Words:
-    """A tokenizer whose words are numbers."""
-
-    rules = PLAIN
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" w{token}" for token in tokens if token < 45)
 
 
 @pytest.fixture
 def runner(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads."""
-    runner = with_timestamps(bundles, "el")[1]
-    runner.model.text._codec = Words()  # type: ignore[assignment]
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
-    return runner
+    return load_words(bundles, monkeypatch)
 
 
 @pytest.fixture
@@ -51,13 +36,6 @@ def talks(tmp_path: Path) -> list[str]:
         names.append(str(tmp_path / f"talk{index}.wav"))
         soundfile.write(names[-1], chirp(seconds, low_hz=200 + 500 * index), RATE_HZ, subtype="FLOAT")
     return names
-
-
-def run(*arguments: str, given: bytes | None = None, code: int = 0) -> tuple[str, str]:
-    """Standard output and standard error of `run-model`."""
-    done = CliRunner().invoke(run_model.app, ["bundle", *arguments], input=given)
-    assert done.exit_code == code, done.output
-    return done.stdout, done.stderr
 
 
 def test_json_has_segments(runner: Runner, talks: list[str]) -> None:
