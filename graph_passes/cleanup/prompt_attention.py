@@ -60,8 +60,9 @@ def _form_of(node: gs.Node, graphs: ModelGraphs) -> dict[str, Any] | None:
     if len(node.inputs) != (4 if masked else 3) or bool(node.attrs.get("is_causal", 0)) == masked:
         return None
     cap = float(node.attrs.get("softcap", 0))
-    form: dict[str, Any] = {"scale": float(node.attrs["scale"]), "window": window}
-    return form | ({"softcap": cap} if cap else {})
+    form: dict[str, Any] = {"scale": float(node.attrs["scale"])}
+    windowed = any(graphs.window(layer) for layer in range(graphs.sizes.L))  # all nodes share one function
+    return form | ({"window": window} if windowed else {}) | ({"softcap": cap} if cap else {})
 
 
 def _flat_output(node: gs.Node) -> gs.Tensor | None:

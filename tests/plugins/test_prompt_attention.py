@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.operators.runs import MODULES, check, run
 from support.tolerance import LUCK
 from tightbeam.plugins.library import cpu_library
+from tightbeam.plugins.ops import function
 from tightbeam.plugins.ops._case import Case
 
 NAME = "PromptAttention"
@@ -37,14 +38,28 @@ needs_library = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was 
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     spread=st.sampled_from([1.0, 10.0]),
     biased=st.booleans(),
+    whole=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 def test_random_sizes(
-    library: Path | None, seed: int, starts: list[int], G: int, shared: int, softcap: float, **sizes: Any
+    library: Path | None, seed: int, starts: list[int], G: int, shared: int, whole: bool, **sizes: Any
 ) -> None:
-    sizes |= {"B": len(starts), "H": G * shared, "G": G, "starts": starts, "softcap": softcap}
+    sizes |= {"B": len(starts), "H": G * shared, "G": G, "starts": None if whole else starts}
     case = MODULES[NAME].random_case(seed, **sizes)
     check(NAME, case, run(NAME, case, library), LUCK)
+
+
+def test_the_function_of_a_whole_prompt_has_no_mask() -> None:
+    """Only without a mask does a GPU take its fastest kernel."""
+    present = frozenset({"query", "key", "value", "output"})
+    for more, inputs, causal in (
+        (set(), 3, True),
+        ({"softcap"}, 3, True),
+        ({"window"}, 4, False),
+        ({"starts"}, 4, False),
+    ):
+        (node,) = (node for node in function(NAME, present | more).node if node.op_type == "Attention")
+        assert (len(node.input), "is_causal" in {own.name for own in node.attribute}) == (inputs, causal)
 
 
 @needs_library

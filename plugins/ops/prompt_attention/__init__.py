@@ -72,8 +72,11 @@ OUTPUT = """
 
 
 def _body(present: frozenset[str]) -> str:
-    # ONNX's Attention, as a traced prompt has it, so that a runtime without the kernel computes what it did before.
+    # ONNX's Attention, as a traced prompt has it, so that a runtime without the kernel computes what it did before: a
+    # whole prompt without window and bias has no mask, which GPUs need for their fastest kernels.
     cap = ", softcap: float = @softcap" if "softcap" in present else ""
+    if present.isdisjoint({"starts", "key_bias", "window"}):
+        return f"    by_heads = Attention <scale: float = @scale{cap}, is_causal = 1> (query, key, value)\n{OUTPUT}"
     mask = "mask" if "key_bias" in present else "seen"
     attend = f"    by_heads = Attention <scale: float = @scale{cap}> (query, key, value, {mask})\n"
     starts = STARTS if "starts" in present else NO_STARTS
@@ -100,7 +103,7 @@ PROMPT_ATTENTION = Operator(
     _body,
     (
         Attribute("scale", "float", "factor on the scores"),
-        Attribute("window", "int", "how many of the newest positions a query sees; 0: all", default=0),
+        Attribute("window", "int", "how many of the newest positions a query sees; 0: all", default=0, switch=True),
         SOFTCAP,
     ),
     gpu=False,
