@@ -39,15 +39,17 @@ NO_STARTS = """
     places = Unsqueeze (column, axis0)
 """
 
-MASK = """
+AGES = """
     ages = Sub (places, keys)
     earlier = GreaterOrEqual (ages, zero)
+"""
+
+WINDOW = """
     window = Constant <value_int: int = @window> ()
     unlimited = Equal (window, zero)
     recent = Less (ages, window)
     near = Or (recent, unlimited)
-    seen3 = And (earlier, near)
-    seen = Unsqueeze (seen3, axis1)
+    near_earlier = And (earlier, near)
 """
 
 KEY_BIAS = """
@@ -80,7 +82,9 @@ def _body(present: frozenset[str]) -> str:
     mask = "mask" if "key_bias" in present else "seen"
     attend = f"    by_heads = Attention <scale: float = @scale{cap}> (query, key, value, {mask})\n"
     starts = STARTS if "starts" in present else NO_STARTS
-    return SEEN + starts + MASK + KEY_BIAS * ("key_bias" in present) + attend + OUTPUT
+    windowed = "window" in present
+    seen = f"    seen = Unsqueeze ({'near_earlier' if windowed else 'earlier'}, axis1)\n"
+    return SEEN + starts + AGES + WINDOW * windowed + seen + KEY_BIAS * ("key_bias" in present) + attend + OUTPUT
 
 
 PROMPT_ATTENTION = Operator(
