@@ -14,7 +14,6 @@ from tightbeam.deploy.bundle.manifest import Manifest, QuantizedCacheEntry, Quan
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.process_memory import ProcessMemory
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
-from tightbeam.graph_passes.precision.sites import BLOCK
 
 
 def titled(title: str, table: Table) -> RenderableType:
@@ -103,18 +102,18 @@ def passes_table(bundle: Bundle) -> Table:
 def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     """Table of products and embeddings: the error of each on real rows in int8 and other precisions, and its form."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    headings = ("product", "shape", "int8", "blocks", "fp16", "kept")
+    headings = ("product", "shape", "int8", "w8a16", "fp16", "kept")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("product", "kept") else "right", no_wrap=True)
     for entry in entries:
-        errors = [_error(entry.int8), "" if entry.blocks is None else _error(entry.blocks), _error(entry.fp16)]
+        errors = [_error(entry.int8), "" if entry.w8a16 is None else _error(entry.w8a16), _error(entry.fp16)]
         shape = " x ".join(map(str, entry.shape))
         table.add_row(entry.name, shape, *errors, entry.kept, style=None if entry.kept == "int8" else "bold")
     reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
     allowed = max((entry.allowed for entry in entries), default=0.0)
     title = (
         f"Relative errors of matrix products and embeddings, on rows that texts give; {allowed:.0%} is allowed.\n"
-        f"blocks: int8 with a scale for every {BLOCK} numbers, tried if int8 errs by more"
+        "w8a16: weights of 8 bits and rows of 16, tried if int8 errs by more"
     )
     return Group(titled(title, table), *map(Text, reasons))
 
@@ -137,10 +136,10 @@ def _error(error: float | None) -> str:
 
 def describe_products(entries: Sequence[QuantizedEntry]) -> str:
     """A sentence for the report about products that are not in int8; empty if all are."""
-    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "blocks")}
+    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16")}
     parts = [
         f"{kept['fp32']} of {len(entries)} products and embeddings stay in float32" if kept["fp32"] else "",
-        f"{kept['blocks']} of {len(entries)} are in blocks of {BLOCK}" if kept["blocks"] else "",
+        f"{kept['w8a16']} of {len(entries)} have rows of 16 bits" if kept["w8a16"] else "",
     ]
     said = ", ".join(filter(None, parts))
     return f"{said}, as int8 was not exact enough for them (--verbose shows the errors)" if said else ""

@@ -140,12 +140,13 @@ class QuantizedEntry(Entry):
     shape : tuple of int
         Of a product: numbers of a row, and columns, after the number of heads if each head has a matrix. Of an
         embedding: its width, and its tokens or positions.
-    int8, blocks, fp16, fp32 : float or None
-        Error in int8 with a scale for each row and column; with a scale for every 128 numbers of them; in half
-        precision; in float32.
+    int8, w8a16, fp16, fp32 : float or None
+        Error in int8; with weights of 8 bits and rows of 16; in half precision; in float32.
+    blocks : float or None
+        Error in int8 with a scale for every 128 numbers, a form of older bundles.
     allowed : float
         Upper bound on the error of the form in the bundle.
-    kept : "int8", "blocks" or "fp32"
+    kept : "int8", "w8a16", "fp32" or "blocks"
         The form in the bundle.
     reason : str
         The reason for another form than int8.
@@ -155,11 +156,12 @@ class QuantizedEntry(Entry):
     shape: tuple[int, int] | tuple[int, int, int]
     embedding: bool
     int8: FiniteFloat | None
-    blocks: FiniteFloat | None
+    w8a16: FiniteFloat | None = None
+    blocks: FiniteFloat | None = None
     fp16: FiniteFloat | None
     fp32: FiniteFloat | None
     allowed: FiniteFloat
-    kept: Literal["int8", "blocks", "fp32"]
+    kept: Literal["int8", "w8a16", "fp32", "blocks"]
     reason: str
 
 

@@ -3,8 +3,8 @@
 A product in int8 rounds each row and each column to 255 steps between its largest numbers. One large number among small
 ones takes all of the steps, so the error depends on the model. The guard therefore computes each product on the rows
 that it multiplies while the model generates, in every form, and compares it with float64. A product that errs more than
-allowed gets a scale for every 128 numbers, and stays float32 if that errs too much as well. A matrix that several
-products read, as an embedding and the logits may, has the cheapest form in which each of them is exact enough.
+allowed keeps 15 bits of its rows, with the same matrix of bytes, and stays float32 if that errs too much as well. A
+matrix that several products read, as an embedding and the logits may, is float32 if one of them needs it.
 
 **The error** is relative, row by row: the root mean square of a row's difference over the root mean square of the exact
 row, without bias. The error of the product is the root mean square of its rows' errors; a matrix for each head makes
@@ -23,8 +23,9 @@ import numpy as np
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.export.counts import counted
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.integers import SMALLEST, quantized_columns
-from tightbeam.graph_passes.precision.sites import BLOCK, Site, blocks_of
+from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
+from tightbeam.graph_passes.precision.sites import Site
+from tightbeam.plugins.ops._split_rows import STEPS
 
 __all__ = ["ALLOWED", "forms_of", "measure_products"]
 
@@ -49,7 +50,7 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     Returns
     -------
     tuple of QuantizedEntry
-        One for each site, in order. Sites that share a matrix get one form, so that the matrix is stored once.
+        One for each site, in order. Sites that share a matrix are all float32 or none, so that it is stored once.
     """
     readers: dict[tuple[int, ...], list[Site]] = {}
     for site in sites:
@@ -65,45 +66,45 @@ def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
 
 
 def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[QuantizedEntry]:
-    """Measure the readers of one matrix, and choose the form that it has for all of them."""
+    """Measure the readers of one matrix, and choose their forms: "int8" and "w8a16" read the same bytes."""
     parts = [_parts(site, rows.get(site.name)) for site in readers]
     exact = [_outputs(each, _exact) for each in parts]
 
     def errors_of(form: _Form) -> list[float | None]:
         return [_relative(_outputs(each, form), outputs) for each, outputs in zip(parts, exact, strict=True)]
 
-    errors = {"int8": errors_of(partial(_quantized, form="int8"))}
-    if not all(map(_is_allowed, errors["int8"])) and all(blocks_of(site.X, "blocks") > 1 for site in readers):
-        errors["blocks"] = errors_of(partial(_quantized, form="blocks"))
-    kept = next((form for form, found in errors.items() if all(map(_is_allowed, found))), "fp32")
-    others = {
-        form: [site.name for site, error in zip(readers, found, strict=True) if not _is_allowed(error)]
-        for form, found in errors.items()
-        if form != kept
-    }
+    errors = {"int8": errors_of(_quantized)}
+    if not all(map(_is_allowed, errors["int8"])):
+        errors["w8a16"] = errors_of(_wide)
     fp16, fp32 = errors_of(_half), errors_of(_single)
+    own = [{form: found[index] for form, found in errors.items()} for index in range(len(readers))]
+    kept = [next((form for form, error in found.items() if _is_allowed(error)), "fp32") for found in own]
+    exact_reader = next((site.name for site, form in zip(readers, kept, strict=True) if form == "fp32"), None)
     for index, site in enumerate(readers):
-        own = {form: found[index] for form, found in errors.items()}
         yield QuantizedEntry(
             name=site.name,
             shape=site.shape,
             embedding=parts[index][0][0] is None,
-            int8=own["int8"],
-            blocks=own.get("blocks"),
+            int8=own[index]["int8"],
+            w8a16=own[index].get("w8a16"),
             fp16=fp16[index],
             fp32=fp32[index],
             allowed=ALLOWED,
-            kept=kept,  # type: ignore[arg-type]  # one of FORMS
-            reason="; ".join(dict.fromkeys(_reason(form, own[form], names[0]) for form, names in others.items())),
+            kept=kept[index] if exact_reader is None else "fp32",  # type: ignore[arg-type]  # one of FORMS
+            reason=_reason(own[index], exact_reader),
         )
 
 
-def _reason(form: str, error: float | None, other: str) -> str:
-    """Say why a reader of a matrix does not have a form, which is not exact enough for it or for ``other``."""
-    if _is_allowed(error):
-        return f"it shares the matrix of {other}"
-    said = _percent(error)
-    return f"int8 errs by {said}, {ALLOWED:.0%} is allowed" if form == "int8" else f"in blocks of {BLOCK} by {said}"
+def _reason(errors: Mapping[str, float | None], exact_reader: str | None) -> str:
+    """Say why a product does not have int8: its own errors, or the reader of its matrix that needs float32."""
+    said = []
+    for form, error in errors.items():
+        if _is_allowed(error):
+            break
+        said.append(f"{form} errs by {_percent(error)}" + f", {ALLOWED:.0%} is allowed" * (form == "int8"))
+    else:
+        return "; ".join(said)
+    return f"it shares the matrix of {exact_reader}" if exact_reader is not None else "; ".join(said)
 
 
 _Part = tuple[Array | None, Array]
@@ -162,23 +163,17 @@ def _storage(site: Site) -> tuple[int, ...]:
     return int(values.__array_interface__["data"][0]), *sorted(values.shape)
 
 
-def _quantized(rows: Array | None, matrix: Array, form: str) -> Array:
-    """The product of quantised rows and columns, or the quantised rows of an embedding."""
-    blocks = blocks_of(len(matrix), form)
-    integers, scale = quantized_columns(matrix, blocks)
-    X, Y = matrix.shape
-    rounded = (integers.reshape(blocks, X // blocks, Y) * scale[:, None]).reshape(X, Y)
+def _quantized(rows: Array | None, matrix: Array, steps: int = MOST) -> Array:
+    """The product of rows in ``steps`` steps and columns in int8, or the quantised rows of an embedding."""
+    integers, scale = quantized_columns(matrix)
+    rounded = integers * scale
     if rows is None:
-        return rounded.T
-    return np.asarray(_rounded_rows(rows, blocks) @ rounded)
+        return np.asarray(rounded.T)
+    largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), SMALLEST)
+    return np.asarray((np.rint(rows * (steps / largest)) * (largest / steps)) @ rounded)
 
 
-def _rounded_rows(rows: Array, blocks: int = 1) -> Array:
-    """Rows [rows, X] as int8 rounds them, with a scale for each of their blocks."""
-    by_block = rows.reshape(len(rows), blocks, rows.shape[1] // blocks)
-    largest = np.maximum(np.abs(by_block).max(axis=2, keepdims=True), SMALLEST)
-    rounded = np.rint(by_block * (127 / largest)) * (largest / 127)
-    return np.asarray(rounded.reshape(rows.shape))
+_wide = partial(_quantized, steps=STEPS)
 
 
 def _relative(found: Array, exact: Array) -> float | None:

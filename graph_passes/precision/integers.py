@@ -1,4 +1,4 @@
-"""Matrices as integers of 8 bits with a scale for each column, or for each block of one."""
+"""Matrices as integers of 8 bits with a scale for each column."""
 
 from __future__ import annotations
 
@@ -18,44 +18,39 @@ SMALLEST = 1e-30
 """A row or column without a larger number counts as zeros: ``QuantizeRows`` takes no smaller scale."""
 
 
-def quantized_columns(matrix: Array, blocks: int = 1) -> tuple[Array, Array]:
-    """Quantise a matrix with a scale for each block of each column.
+def quantized_columns(matrix: Array) -> tuple[Array, Array]:
+    """Quantise a matrix with a scale for each column.
 
     Parameters
     ----------
     matrix
         Finite numbers [X, Y].
-    blocks
-        Blocks of a column, which divide X.
 
     Returns
     -------
     tuple
-        Integers int8 [X, Y], and the scale float32 [blocks, Y]. A number is its integer times the scale of its block,
-        to half a step.
+        Integers int8 [X, Y], and the scale float32 [1, Y]. A number is its integer times the scale of its column, to
+        half a step.
     """
-    X, Y = matrix.shape
-    by_block = matrix.reshape(blocks, X // blocks, Y)
-    largest = np.abs(by_block).max(axis=1)
+    largest = np.abs(matrix).max(axis=0, keepdims=True)
     scale = np.where(largest > SMALLEST, largest, 1).astype(np.float32) / np.float32(MOST)
-    integers = np.clip(np.rint(by_block / scale[:, None]), -MOST, MOST).astype(np.int8)
-    return integers.reshape(X, Y), scale
+    return np.clip(np.rint(matrix / scale), -MOST, MOST).astype(np.int8), scale
 
 
 @dataclass
 class QuantizedWeights:
     """Quantised matrices, each made once for all its readers in both graphs."""
 
-    made: dict[tuple[int, bool, int], tuple[Array, Array, Array]] = field(default_factory=dict)
+    made: dict[tuple[int, bool], tuple[Array, Array, Array]] = field(default_factory=dict)
     saved: int = 0
 
-    def of(self, site: Site, blocks: int) -> tuple[Array, Array]:
-        """Tiles, and scale [blocks, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each."""
+    def of(self, site: Site) -> tuple[Array, Array]:
+        """Tiles, and scale [1, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each."""
         values: Array = site.matrix.values
-        key = id(values), site.transposed, blocks
+        key = id(values), site.transposed
         if key not in self.made:
             matrices = site.values if site.heads else site.values[None]
-            quantized = [quantized_columns(matrix, blocks) for matrix in matrices]
+            quantized = [quantized_columns(matrix) for matrix in matrices]
             tiles = np.stack([tiled(integers) for integers, _ in quantized])
             scale = np.stack([scales for _, scales in quantized])
             if not site.heads:

@@ -12,15 +12,15 @@ in between. An embedding of tokens or of positions is quantised too; if it is ti
 Everything else stays float32: caches, attention, norms, convolutions, and products whose input width is not a multiple
 of 4.
 
-``forms`` gives products and embeddings another form, by name: "blocks" gives every 128 numbers of a row, and of a
-column, a scale of their own; "fp32" leaves it as it is. The guard makes that choice (``export/accuracy``).
+``forms`` gives products and embeddings another form, by name: "w8a16" keeps 15 bits of a product's rows, and "fp32"
+leaves it as it is. The guard makes that choice (``export/accuracy``).
 
-    x - MatMul(W)                 ->  x - DynamicQuantizeMatMul(W, scale [blocks, Y])
-    x - MatMul(Q); x - MatMul(K)  ->  x - Reshape [R blocks, 128] - QuantizeRows - Reshape - QuantizedMatMul(., Q, ...)
+    x - MatMul(W)                 ->  x - SplitRowsMatMul(W uint8, scale)
+    x - Transpose - MatMul(W_i) - Transpose  ->  x - SplitRowsHeadMatMul(W uint8, scale)
 
 Needs: float32 graphs. Saves three quarters of the matrices. Not exact: an export counts the outputs that differ.
-Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``dynamic_quantize_matmul``, ``head_matmul``,
-``quantized_gather``, which have CPU kernels alone.
+Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``dynamic_quantize_matmul``, ``split_rows_matmul``,
+``head_matmul``, ``split_rows_head_matmul``, ``quantized_gather``, which have CPU kernels alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tightbeam.graph_passes.builder import tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.precision.integers import QuantizedWeights
 from tightbeam.graph_passes.precision.products import Products
-from tightbeam.graph_passes.precision.sites import Site, blocks_of, named_graphs, sites_of
+from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of
 
 __all__ = ["NO_FORMS", "quantize"]
 
@@ -53,66 +53,65 @@ def quantize(graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS) -> PassRe
 
 def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeights, forms: Mapping[str, str]) -> int:
     tidy(graph)
+    wide = {site.name for site in sites_of(graph, name, sizes) if forms.get(site.name) == "w8a16"}
     chosen = [site for site in sites_of(graph, name, sizes) if forms.get(site.name) != "fp32"]
-    blocks = {site.name: blocks_of(site.X, forms.get(site.name, "int8")) for site in chosen}
-    readers = Counter((site.rows.name, blocks[site.name]) for site in chosen if site.rows is not None)
-    quantizer = _Quantizer(Products(graph, NAME, name), weights, readers)
+    readers = Counter(site.rows.name for site in chosen if site.rows is not None and site.name not in wide)
+    quantizer = _Quantizer(Products(graph, NAME, name), weights, wide, readers)
     for site in chosen:
-        quantizer.replace(site, blocks[site.name])
+        quantizer.replace(site)
     tidy(graph)
     return len(chosen)
 
 
 class _Quantizer:
-    """Replaces products and embeddings of a graph with operators of integers."""
+    """Replaces products and embeddings of a graph with operators of integers.
 
-    def __init__(self, products: Products, weights: QuantizedWeights, readers: Counter[tuple[str, int]]) -> None:
-        self.products, self.build, self.weights, self.readers = products, products.build, weights, readers
+    ``wide`` names the products of the form "w8a16", and ``readers`` counts the others that read each tensor.
+    """
+
+    def __init__(self, products: Products, weights: QuantizedWeights, wide: set[str], readers: Counter[str]) -> None:
+        self.products, self.build, self.weights = products, products.build, weights
+        self.wide, self.readers = wide, readers
         self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
-        self.rows: dict[tuple[str, int], list[gs.Tensor]] = {}
+        self.rows: dict[str, list[gs.Tensor]] = {}
 
-    def replace(self, site: Site, blocks: int) -> None:
+    def replace(self, site: Site) -> None:
         if site.rows is None:
-            self.products.embedding(site, "QuantizedGather", self._matrix(site, blocks))
+            self.products.embedding(site, "QuantizedGather", self._matrix(site))
         elif site.heads:
-            self._products_of_heads(site, site.rows, blocks)
-        elif self.readers[site.rows.name, blocks] == 1:
+            self._products_of_heads(site, site.rows)
+        elif site.name in self.wide or self.readers[site.rows.name] == 1:
+            op = "SplitRowsMatMul" if site.name in self.wide else "DynamicQuantizeMatMul"
             rows = self.products.matrix_of(site, site.X)
-            self.products.product(site, "DynamicQuantizeMatMul", [rows, *self._matrix(site, blocks)], activates=True)
+            self.products.product(site, op, [rows, *self._matrix(site)], activates=True)
         else:
-            rows_and_scale = self._quantized_rows(site, site.rows, blocks)
-            self.products.product(
-                site, "QuantizedMatMul", [*rows_and_scale, *self._matrix(site, blocks)], activates=True
-            )
+            inputs = [*self._quantized_rows(site, site.rows), *self._matrix(site)]
+            self.products.product(site, "QuantizedMatMul", inputs, activates=True)
 
-    def _products_of_heads(self, site: Site, rows: gs.Tensor, blocks: int) -> None:
+    def _products_of_heads(self, site: Site, rows: gs.Tensor) -> None:
         after = site.node.outputs[0].outputs[0]
         output = after.outputs[0]
         after.outputs.clear()
         shape = self.products.shapes.get(rows.name)
         height = shape[0] if shape and shape[0] != "?" else f"height of {rows.name}"
         output.dtype, output.shape = np.dtype(np.float32), [height, site.heads, site.Y]
-        self.build.operator("HeadMatMul", [rows, *self._matrix(site, blocks)], {}, [output])
+        op = "SplitRowsHeadMatMul" if site.name in self.wide else "HeadMatMul"
+        self.build.operator(op, [rows, *self._matrix(site)], {}, [output])
 
-    def _matrix(self, site: Site, blocks: int) -> tuple[gs.Constant, gs.Constant]:
+    def _matrix(self, site: Site) -> tuple[gs.Constant, gs.Constant]:
         """Tiles and scale of a site's matrix."""
-        tiles, scale = self.weights.of(site, blocks)
+        tiles, scale = self.weights.of(site)
         if id(tiles) not in self.constants:
             made = self.build.constant(tiles, np.uint8), self.build.constant(scale, np.float32)
             self.constants[id(tiles)] = made
         return self.constants[id(tiles)]
 
-    def _quantized_rows(self, site: Site, rows: gs.Tensor, blocks: int) -> list[gs.Tensor]:
-        key = rows.name, blocks
-        if key not in self.rows:
-            matrix = self.products.matrix_of(site, site.X // blocks)
+    def _quantized_rows(self, site: Site, rows: gs.Tensor) -> list[gs.Tensor]:
+        if rows.name not in self.rows:
+            matrix = self.products.matrix_of(site, site.X)
             height, number = self.products.height_of(rows), self.build.count
-            if blocks > 1:
-                height = f"{blocks} {height}"
-            quantized = self.build.variable(f"rows_{number}", [height, site.X // blocks], np.int8)
+            quantized = self.build.variable(f"rows_{number}", [height, site.X], np.int8)
             scale = self.build.variable(f"row_scale_{number}", [height, 1])
             self.build.operator("QuantizeRows", [matrix], {}, [quantized, scale])
-            if blocks > 1:
-                quantized, scale = self.build.reshape(quantized, [-1, site.X]), self.build.reshape(scale, [-1, blocks])
-            self.rows[key] = [quantized, scale]
-        return self.rows[key]
+            self.rows[rows.name] = [quantized, scale]
+        return self.rows[rows.name]

@@ -16,14 +16,13 @@ from tightbeam.graph_passes.builder import only_reader
 from tightbeam.graph_passes.model import Array, ModelGraphs, Sizes
 from tightbeam.plugins.ops.quantized_matmul import GROUP
 
-__all__ = ["BLOCK", "FORMS", "Site", "blocks_of", "named_graphs", "sites", "sites_of"]
+__all__ = ["FORMS", "Site", "named_graphs", "sites", "sites_of"]
 
 FEWEST_POSITIONS = 32
 """Rows from which a table of positions is quantised."""
-BLOCK = 128
-"""Numbers of a block, in the form "blocks"."""
-FORMS = ("int8", "blocks", "fp32")
-"""Forms of a product or an embedding: a scale for each row and column, or for each of their blocks; or as it is."""
+FORMS = ("int8", "w8a16", "fp32")
+"""Forms of a product or an embedding, the cheapest first: integers of 8 bits; weights of 8 bits and rows of 16; as it
+is."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,6 @@ class Site:
         """The matrix [X, Y], or the matrices [H, X, Y]."""
         values: Array = self.matrix.values
         return values.T if self.transposed else values
-
-
-def blocks_of(X: int, form: str) -> int:
-    """Blocks of X numbers in a form: 1, unless the form is "blocks" and X a multiple of ``BLOCK``."""
-    return X // BLOCK if form == "blocks" and X % BLOCK == 0 else 1
 
 
 def sites(graphs: ModelGraphs) -> list[Site]:

@@ -28,6 +28,8 @@ from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_AT
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
+from tightbeam.plugins.ops.split_rows_head_matmul import SPLIT_ROWS_HEAD_MATMUL
+from tightbeam.plugins.ops.split_rows_matmul import SPLIT_ROWS_MATMUL
 from tightbeam.plugins.ops.tiled_gather import TILED_GATHER
 from tightbeam.plugins.schema import Operator
 
@@ -61,6 +63,8 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZED_MATMUL,
         DYNAMIC_QUANTIZE_MATMUL,
         HEAD_MATMUL,
+        SPLIT_ROWS_MATMUL,
+        SPLIT_ROWS_HEAD_MATMUL,
         QUANTIZED_SOURCE_ATTENTION,
         QUANTIZED_LATENT_ATTENTION,
         LINEAR,

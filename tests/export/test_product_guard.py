@@ -1,4 +1,4 @@
-"""The guard of int8: a product whose rows have an outlier gets blocks or float32, and the bundle says so."""
+"""The guard of int8: a product whose rows have an outlier keeps 15 bits of them, or float32; the bundle says so."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def product_graphs(matrix: Any) -> ModelGraphs:
     return ModelGraphs(encoder, decoder, SIZES)
 
 
-@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "blocks"), (500.0, "fp32")])
+@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "w8a16"), (800.0, "fp32")])
 def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) -> None:
     rows, matrix = rows_and_matrix(outlier)
     graphs = product_graphs(matrix)
@@ -67,15 +67,15 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
     assert product.int8 == pytest.approx(logits.int8)
     assert product.fp32 is not None and product.fp32 < 1e-6 and product.fp16 is not None
     assert (product.reason == "") == (form == "int8")
-    # Both read one matrix; the table's own outlier is small, so it would do with less.
-    assert embedding.kept == form and embedding.embedding
-    assert embedding.reason == ("" if form == "int8" else "it shares the matrix of decoder.logits")
-    assert all((entry.blocks is not None) == (form != "int8") for entry in entries)
+    # Both read one matrix: bytes for both forms below float32.
+    assert embedding.kept == ("fp32" if form == "fp32" else "int8") and embedding.embedding
+    assert embedding.reason == ("it shares the matrix of decoder.logits" if form == "fp32" else "")
+    assert all((entry.w8a16 is not None) == (form != "int8") for entry in entries)
     assert all(form == "fp32" or getattr(entry, form) <= ALLOWED for entry in entries)
 
     quantized, _ = to_precision(graphs, "int8", forms_of(entries))
     operators = [node.op for node in quantized.encoder.nodes]
-    assert ("Linear" in operators) == (form == "fp32")
+    assert operators == [{"int8": "DynamicQuantizeMatMul", "w8a16": "SplitRowsMatMul", "fp32": "Linear"}[form]]
     encoder, decoder = sessions(quantized, tmp_path)
     exact = rows.astype(np.float64) @ matrix
     expected = getattr(product, form)
@@ -103,7 +103,7 @@ def heads_graphs(matrices: Any) -> ModelGraphs:
     return ModelGraphs(encoder, gs.Graph(nodes, [x], [z], opset=23), SIZES)
 
 
-@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "blocks"), (500.0, "fp32")])
+@pytest.mark.parametrize(("outlier", "form"), [(1.0, "int8"), (20.0, "w8a16"), (2000.0, "fp32")])
 def test_the_worst_head_decides_for_all(outlier: float, form: str, tmp_path: Path) -> None:
     made = [rows_and_matrix(factor) for factor in (1.0, outlier, 1.0)]
     rows, matrices = (np.stack(part, axis=axis) for part, axis in zip(zip(*made, strict=True), (1, 0), strict=True))
@@ -113,7 +113,8 @@ def test_the_worst_head_decides_for_all(outlier: float, form: str, tmp_path: Pat
     assert (entry.shape, entry.kept) == ((3, X, Y), form)
 
     quantized, _ = to_precision(graphs, "int8", forms_of([entry]))
-    assert [node.op for node in quantized.decoder.nodes].count("HeadMatMul") == (form != "fp32")
+    operators = {"int8": ["HeadMatMul"], "w8a16": ["SplitRowsHeadMatMul"], "fp32": ["Transpose", "MatMul", "Transpose"]}
+    assert [node.op for node in quantized.decoder.nodes] == operators[form]
     (found,) = sessions(quantized, tmp_path)[1].run(None, {"x": rows})
     exact = np.einsum("rhx,hxy->rhy", rows.astype(np.float64), matrices)
     ratio = np.square(found - exact).mean(axis=2) / np.square(exact).mean(axis=2)
@@ -134,7 +135,7 @@ def test_one_bad_row_counts_though_it_is_small() -> None:
     rows[1:] *= 1000.0
     site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
     (entry,) = measure_products([site], {"encoder.product": rows})
-    assert entry.kept == "fp32"
+    assert entry.kept == "w8a16"
 
 
 def tied(table: Any) -> list[Site]:
@@ -146,42 +147,27 @@ def tied(table: Any) -> list[Site]:
     ]
 
 
-@pytest.mark.parametrize(("width", "form"), [(576, "fp32"), (1024, "blocks")])
-def test_a_shared_matrix_has_a_form_that_every_reader_allows(width: int, form: str) -> None:
-    """The logits' rows have an outlier; 576 numbers are no blocks of 128."""
+@pytest.mark.parametrize(("outlier", "forms"), [(20, ("int8", "w8a16")), (800, ("fp32", "fp32"))])
+def test_a_shared_matrix_is_stored_once(outlier: float, forms: tuple[str, str]) -> None:
+    """The logits' rows have an outlier. Bytes serve both readers, and so does float32 if one needs it."""
     generator = np.random.default_rng(1)
-    table = generator.standard_normal((Y, width)).astype(np.float32)
-    rows = generator.standard_normal((R, width)).astype(np.float32)
-    rows[:, 7] *= 20
-    table[:, 7] /= 20
+    table = generator.standard_normal((Y, 576)).astype(np.float32)
+    rows = generator.standard_normal((R, 576)).astype(np.float32)
+    rows[:, 7] *= outlier
+    table[:, 7] /= outlier
     embedding, logits = measure_products(tied(table), {"logits": rows})
-    assert embedding.kept == logits.kept == form
+    assert (embedding.kept, logits.kept) == forms
     assert embedding.int8 is not None and logits.int8 is not None and embedding.int8 < ALLOWED < logits.int8
-    for entry in (embedding, logits):
-        assert entry.blocks is None if form == "fp32" else (entry.blocks or 1) < ALLOWED
-    assert embedding.reason == "it shares the matrix of logits"
-
-
-def test_a_reader_says_who_rules_its_blocks_out() -> None:
-    """The table has an outlier, which blocks part from most numbers of a row, but from none that the logits read."""
-    generator = np.random.default_rng(1)
-    table = generator.standard_normal((Y, X)).astype(np.float32)
-    rows = generator.standard_normal((R, X)).astype(np.float32)
-    table[:, 7] *= 25
-    rows[:, 128:] = rows[:, 7:8] = 0
-    embedding, logits = measure_products(tied(table), {"logits": rows})
-    assert embedding.kept == logits.kept == "fp32"
-    assert embedding.blocks is not None and logits.blocks is not None and embedding.blocks < ALLOWED < logits.blocks
-    assert re.fullmatch(r"int8 errs by \d\.\d%, 3% is allowed; it shares the matrix of logits", embedding.reason)
-    assert re.fullmatch(r"int8 errs by \d\.\d%, 3% is allowed; in blocks of 128 by \d\.\d%", logits.reason)
+    assert embedding.reason == ("" if forms[0] == "int8" else "it shares the matrix of logits")
+    assert re.fullmatch(r"int8 errs by \d+\.\d%, 3% is allowed(; w8a16 errs by \d\.\d%)?", logits.reason)
 
 
 def test_rows_of_nan_alone_are_no_measurement() -> None:
     rows, matrix = rows_and_matrix(1.0)
     site = Site("encoder.product", gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x"))
     (entry,) = measure_products([site], {"encoder.product": np.full_like(rows, np.nan)})
-    assert (entry.kept, entry.int8, entry.blocks) == ("fp32", None, None)
-    assert entry.reason == "int8 errs by no finite number, 3% is allowed; in blocks of 128 by no finite number"
+    assert (entry.kept, entry.int8, entry.w8a16) == ("fp32", None, None)
+    assert entry.reason == "int8 errs by no finite number, 3% is allowed; w8a16 errs by no finite number"
 
 
 @pytest.mark.parametrize("dead", [0.0, 1e-45, 1e-33])
@@ -281,11 +267,11 @@ def test_what_no_runner_would_load_is_refused_before_it_is_compared(
 ) -> None:
     def spoiled(*given: Any) -> tuple[QuantizedEntry, ...]:
         first, *others = measure_products(*given)
-        return first.model_copy(update={"kept": "blocks"}), *others
+        return first.model_copy(update={"kept": "w8a16"}), *others
 
     monkeypatch.setattr(pipeline, "measure_products", spoiled)
     monkeypatch.setattr(pipeline, "compare", lambda *_: pytest.fail("the bundle is compared"))
-    said = r"^[^\n]+ is kept as blocks, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
+    said = r"^[^\n]+ is kept as w8a16, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
     with pytest.raises(ExportError, match=said) as caught:
         export_model(checkpoints("bart"), tmp_path / "bundle", precision="int8", check=check)
     assert "--no-check" not in str(caught.value)

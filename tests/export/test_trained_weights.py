@@ -23,7 +23,6 @@ WIDE: dict[str, dict[str, Any]] = {
     "bart": {"d_model": 512, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 1},
     "whisper": {"d_model": 512, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 1},
 }
-"""Four blocks of 128 numbers a row."""
 MOST_INT8_ERROR = 0.12
 """Bound on the error of log-probabilities of random weights in int8: 2 to 6 % were measured."""
 
@@ -33,17 +32,13 @@ def trained(checkpoints: CheckpointCache, folder: Path, family: str, *kinds: str
 
 
 @pytest.mark.parametrize("family", WIDE)
-def test_a_tied_matrix_that_one_reader_needs_in_blocks(
-    checkpoints: CheckpointCache, tmp_path: Path, family: str
-) -> None:
+def test_a_tied_matrix_is_bytes_for_both_readers(checkpoints: CheckpointCache, tmp_path: Path, family: str) -> None:
     folder = trained(checkpoints, tmp_path, family, "tied", **WIDE[family])
     bundle = export_model(folder, tmp_path / "bundle", precision="int8", check=False)
     entries = {entry.name: entry for entry in Bundle.load(bundle.path).manifest.quantized}
     logits = next(entry for name, entry in entries.items() if "tie_embeddings" in name)
-    embedding = entries["decoder.node_embedding"]
-    assert logits.kept == embedding.kept == "blocks"
+    assert (logits.kept, entries["decoder.node_embedding"].kept) == ("w8a16", "int8")
     assert logits.int8 is not None and logits.int8 > ALLOWED and "int8 errs by" in logits.reason
-    assert embedding.reason == f"it shares the matrix of {logits.name}"
     for entry in entries.values():
         error = getattr(entry, entry.kept)
         assert error is not None and 0 <= error <= entry.allowed
@@ -94,7 +89,7 @@ def test_an_int8_bundle_loads_and_errs_by_what_it_says(
     exact = export_model(folder, tmp_path / "exact", variant=variant, check=False)
     low = Bundle.load(export_model(folder, tmp_path / "low", variant=variant, precision="int8").path)
     kept = [(entry.kept, getattr(entry, entry.kept)) for entry in low.manifest.quantized]
-    assert {form for form, _ in kept} == {"int8", "fp32"}
+    assert {form for form, _ in kept} > {"int8"}
     assert all(error is not None and error <= ALLOWED for _, error in kept)
     said = low.manifest.precision_error
     found = compare_runtimes(exact, OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1), sources_of(exact))

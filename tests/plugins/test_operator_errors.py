@@ -41,6 +41,8 @@ def full_case(name: str) -> Case:
         "QuantizedMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "DynamicQuantizeMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "HeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
+        "SplitRowsMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
+        "SplitRowsHeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
         "Linear": {"R": 3, "X": 6, "Y": 21, "added": True},
         "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
@@ -258,9 +260,13 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("NormalizeRows", "rows", 0)}
     free |= {(op, "key_bias", 1) for op in OVER_SOURCE}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
-    free |= {("HeadMatMul", "rows", 0)}
+    free |= {("HeadMatMul", "rows", 0), ("SplitRowsHeadMatMul", "rows", 0)}
     free |= {("TiledGather", "tokens", 0), ("TiledGather", "weights", 0), ("TiledGather", "weights", 1)}
-    free |= {("QuantizedGather", "scale", 1), ("HeadMatMul", "scale", 2)}  # within the last tile
+    free |= {
+        ("QuantizedGather", "scale", 1),
+        ("HeadMatMul", "scale", 2),
+        ("SplitRowsHeadMatMul", "scale", 2),
+    }  # last tile
     free |= {("QuantizedSourceAttention", "value_bytes", 3)}
     free |= {("PromptAttention", "value", 3), ("PromptAttention", "key_bias", 1)}
     refused = 0

@@ -403,7 +403,8 @@ from support.operators.cases import ATTENTION_CASES, with_nan_query
 from support.operators.runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
-for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "HeadMatMul", "QuantizedGather"):
+for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "HeadMatMul",
+             "SplitRowsHeadMatMul", "QuantizedGather"):
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())

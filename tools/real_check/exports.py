@@ -120,5 +120,5 @@ def findings(manifest: Manifest) -> str:
     measured = Counter(entry.wanted for entry in manifest.guard)
     said = [f"{wanted} to {kept} in {count} of {measured[wanted]}" for (wanted, kept), count in refused.items()]
     forms = Counter(entry.kept for entry in manifest.quantized)
-    said += [f"{forms[form]} of {len(manifest.quantized)} in {form}" for form in ("blocks", "fp32") if forms[form]]
+    said += [f"{forms[form]} of {len(manifest.quantized)} in {form}" for form in ("w8a16", "fp32") if forms[form]]
     return ", ".join(said)

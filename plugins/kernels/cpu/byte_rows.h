@@ -8,7 +8,6 @@
 namespace tightbeam {
 
 constexpr int CHUNK = 64;          // bytes of a row that are transposed at a time
-constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
 
 // Rows of integers, `step` apart; row i is at place[i]. While they are transposed, the rows of `next` at the same
 // places are prefetched, unless `next` is null.
@@ -22,9 +21,6 @@ struct PlacedRows {
 
 struct ByteRows {
   const char* name;
-
-  // Rounds numbers[i] x factor, at most FINEST, to high[i] x 128 + low[i].
-  void (*split)(const float* numbers, long count, float factor, signed char* high, signed char* low);
 
   // Writes bytes [first, first + count) of 16 rows as [chunks, 16, 16, 4]: the same four neighbours of all rows are
   // side by side. The rest of the last chunk is 0.

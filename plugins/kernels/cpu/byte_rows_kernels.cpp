@@ -6,28 +6,6 @@
 namespace tightbeam {
 namespace {
 
-typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
-
-void split(const float* numbers, long count, float factor, signed char* high, signed char* low) {
-  const Vector by = broadcast(factor), magic = broadcast(MAGIC);
-  long i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const Integers integers = (Integers)(load(numbers + i) * by + magic) - (Integers)magic;
-    const Integers upper = (integers + 64) >> 7;
-    store_as(high + i, __builtin_convertvector(upper, Bytes));
-    store_as(low + i, __builtin_convertvector(integers - (upper << 7), Bytes));
-  }
-  for (; i < count; ++i) {
-    const float shifted = numbers[i] * factor + MAGIC;
-    int bits, zero;
-    __builtin_memcpy(&bits, &shifted, sizeof bits);
-    __builtin_memcpy(&zero, &MAGIC, sizeof zero);
-    const int integer = bits - zero, upper = (integer + 64) >> 7;
-    high[i] = static_cast<signed char>(upper);
-    low[i] = static_cast<signed char>(integer - upper * 128);
-  }
-}
-
 constexpr int IN_ORDER[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 inline const signed char* at(const PlacedRows& rows, int row) { return rows.data + rows.place[row] * rows.step; }
@@ -225,7 +203,7 @@ void multiply(float* numbers, const float* factors, long count) {
 
 extern const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA);
 const ByteRows TIGHTBEAM_JOIN(BYTE_ROWS_, TIGHTBEAM_ISA) = {
-    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), split, transpose_keys, transpose_values, sort_columns, combine, multiply,
+    TIGHTBEAM_TEXT(TIGHTBEAM_ISA), transpose_keys, transpose_values, sort_columns, combine, multiply,
 };
 
 }  // namespace tightbeam

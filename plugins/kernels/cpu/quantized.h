@@ -16,6 +16,8 @@ constexpr int TILE_COLUMNS = 16;
 constexpr int GROUP = 4;  // neighbours in K
 constexpr int TILE_STEP = TILE_COLUMNS * GROUP;
 
+constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
+
 // So that sums of 255 x 127 stay below 2^31.
 constexpr int MAX_GROUPS = 16384;
 
@@ -44,8 +46,9 @@ struct Multiplication {
 
 // The end of a product, from integers to floats.
 struct Scaling {
-  const int* products;  // [rows, stride]
+  const int* products;  // [rows, digits, stride]
   int stride, rows, columns;
+  int digits;              // 2: a sum is 128 times the first one plus the second one
   const float* row_scale;  // of the first row
   long row_scale_step;     // to the next row's
   const float* scale;      // [columns]
@@ -69,6 +72,9 @@ struct Quantized {
   // integers[i] = numbers[i] x factor, rounded to the nearest, ties to even.
   void (*round)(const float* numbers, long count, float factor, signed char* integers);
 
+  // Rounds numbers[i] x factor, at most FINEST, to high[i] x 128 + low[i].
+  void (*split)(const float* numbers, long count, float factor, signed char* high, signed char* low);
+
   // Brings rows of 4 x groups integers, `width` apart, into the order in which `multiply` reads them.
   void (*pack)(const signed char* integers, long width, int rows, long groups, void* packed);
 
@@ -77,7 +83,7 @@ struct Quantized {
 
   void (*multiply)(const Multiplication& multiplication);
 
-  // output = products x row_scale x scale, added to the output so far unless `first`. If `last`, the output then
+  // output = sums x row_scale x scale, added to the output so far unless `first`. If `last`, the output then
   // becomes activation(output + bias) + addend. Activations are 0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh.
   void (*scale)(const Scaling& scaling);
 };

@@ -51,6 +51,26 @@ void round(const float* numbers, long count, float factor, signed char* integers
   }
 }
 
+void split(const float* numbers, long count, float factor, signed char* high, signed char* low) {
+  const Vector by = broadcast(factor), magic = broadcast(MAGIC);
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Integers integers = (Integers)(load(numbers + i) * by + magic) - (Integers)magic;
+    const Integers upper = (integers + 64) >> 7;
+    store_as(high + i, __builtin_convertvector(upper, Bytes));
+    store_as(low + i, __builtin_convertvector(integers - (upper << 7), Bytes));
+  }
+  for (; i < count; ++i) {
+    const float shifted = numbers[i] * factor + MAGIC;
+    int bits, zero;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    __builtin_memcpy(&zero, &MAGIC, sizeof zero);
+    const int integer = bits - zero, upper = (integer + 64) >> 7;
+    high[i] = static_cast<signed char>(upper);
+    low[i] = static_cast<signed char>(integer - upper * 128);
+  }
+}
+
 // ---- products of integers ----
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -306,8 +326,16 @@ inline Vector activated(Vector numbers) {
   return numbers;
 }
 
+// The sums of a vector of columns; those of the low digits are `stride` behind those of the high ones.
+template <int DIGITS>
+inline Vector sums_of(const int* products, long stride) {
+  const Vector sums = __builtin_convertvector(load_as<Integers>(products), Vector);
+  if constexpr (DIGITS == 1) return sums;
+  return sums * 128.0f + __builtin_convertvector(load_as<Integers>(products + stride), Vector);
+}
+
 // The end of a product of one block, for COUNT whole vectors of columns from `first` on.
-template <int ACTIVATION, int COUNT>
+template <int ACTIVATION, int DIGITS, int COUNT>
 void scale_whole(const Scaling& s, int first) {
   Vector scales[COUNT], bias[COUNT];
   TIGHTBEAM_UNROLL
@@ -323,25 +351,25 @@ void scale_whole(const Scaling& s, int first) {
     const Vector by = broadcast(*row_scale);
     TIGHTBEAM_UNROLL
     for (int i = 0; i < COUNT; ++i) {
-      const Vector numbers = __builtin_convertvector(load_as<Integers>(products + i * LANES), Vector) * by * scales[i];
+      const Vector numbers = sums_of<DIGITS>(products + i * LANES, s.stride) * by * scales[i];
       const Vector added = addend == nullptr ? broadcast(s.addend_of_all) : load(addend + i * LANES);
       store(output + i * LANES, activated<ACTIVATION>(numbers + bias[i]) + added);
     }
     row_scale += s.row_scale_step;
-    products += s.stride;
+    products += DIGITS * s.stride;
     output += s.output_step;
     if (addend != nullptr) addend += s.output_step;
   }
 }
 
 // The end of a product for one of several blocks, or for fewer columns than a vector has lanes.
-template <int ACTIVATION>
+template <int ACTIVATION, int DIGITS>
 void scale_some(const Scaling& s, int first, int count) {
   const Vector scales = load_some(s.scale + first, count), bias = load_some(s.bias + first, count);
   for (int row = 0; row < s.rows; ++row) {
     float* output = s.output + row * s.output_step + first;
-    const Vector products = __builtin_convertvector(load_as<Integers>(s.products + row * s.stride + first), Vector);
-    Vector numbers = products * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
+    const Vector sums = sums_of<DIGITS>(s.products + row * DIGITS * s.stride + first, s.stride);
+    Vector numbers = sums * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
     if (!s.first) numbers = load_some(output, count) + numbers;
     if (s.last) {
       numbers = activated<ACTIVATION>(numbers + bias);
@@ -352,25 +380,31 @@ void scale_some(const Scaling& s, int first, int count) {
   }
 }
 
-template <int ACTIVATION>
+template <int ACTIVATION, int DIGITS>
 void scale_with(const Scaling& s) {
   constexpr int COUNT = 2;
   int first = 0;
   if (s.first && s.last)
-    for (; first + COUNT * LANES <= s.columns; first += COUNT * LANES) scale_whole<ACTIVATION, COUNT>(s, first);
+    for (; first + COUNT * LANES <= s.columns; first += COUNT * LANES) scale_whole<ACTIVATION, DIGITS, COUNT>(s, first);
   for (; first < s.columns; first += LANES) {
     const int left = s.columns - first;
-    scale_some<ACTIVATION>(s, first, left < LANES ? left : LANES);
+    scale_some<ACTIVATION, DIGITS>(s, first, left < LANES ? left : LANES);
   }
 }
 
-void scale(const Scaling& scaling) {
+template <int DIGITS>
+void scale_by_activation(const Scaling& scaling) {
   const Scaling s = scaling;  // a copy, so that the compiler knows that no store changes it
-  if (s.activation == 1) return scale_with<1>(s);
-  if (s.activation == 2) return scale_with<2>(s);
-  if (s.activation == 3) return scale_with<3>(s);
-  if (s.activation == 4) return scale_with<4>(s);
-  scale_with<0>(s);
+  if (s.activation == 1) return scale_with<1, DIGITS>(s);
+  if (s.activation == 2) return scale_with<2, DIGITS>(s);
+  if (s.activation == 3) return scale_with<3, DIGITS>(s);
+  if (s.activation == 4) return scale_with<4, DIGITS>(s);
+  scale_with<0, DIGITS>(s);
+}
+
+void scale(const Scaling& scaling) {
+  if (scaling.digits == 2) return scale_by_activation<2>(scaling);
+  scale_by_activation<1>(scaling);
 }
 
 }  // namespace
@@ -383,6 +417,7 @@ const Quantized TIGHTBEAM_JOIN(QUANTIZED_, TIGHTBEAM_ISA) = {
     sizeof(Group),
     largest,
     round,
+    split,
     pack,
     correction,
     multiply,

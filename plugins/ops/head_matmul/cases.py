@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.dynamic_quantize_matmul import cases as dynamic_quantize_matmul
 
-__all__ = ["cases", "exact", "random_case"]
+__all__ = ["by_head", "cases", "exact", "random_case"]
 
 
 def random_case(seed: int, *, R: int, H: int, groups: int, Y: int, blocks: int = 1, spread: float = 0.0) -> Case:
@@ -39,6 +41,11 @@ def cases() -> list[Case]:
 
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``. The rounding of the rows is part of it."""
+    return by_head(case, dynamic_quantize_matmul.exact, dtype)
+
+
+def by_head(case: Case, product: Callable[[Case, type], dict[str, Array]], dtype: type) -> dict[str, Array]:
+    """Each head's products, by the definition ``product`` of an operator with one matrix."""
     inputs, products = case.inputs, []
     for head, (weights, scale) in enumerate(zip(inputs["weights"], inputs["scale"], strict=True)):
         own = {
@@ -48,5 +55,5 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
             "bias": np.zeros(scale.shape[1], np.float32),
             "addend": np.zeros((1, 1), np.float32),
         }
-        products.append(dynamic_quantize_matmul.exact(Case("", own, {"activation": 0}), dtype)["products"])
+        products.append(product(Case("", own, {"activation": 0}), dtype)["products"])
     return {"products": np.stack(products, axis=1)}

@@ -9,9 +9,11 @@ namespace tightbeam {
 
 void head_matmul(const HeadMatMulArguments<float>& a, const Parallel& parallel) {
   const size_t width = static_cast<size_t>(a.groups) * GROUP, count = static_cast<size_t>(a.R) * a.H;
-  const std::unique_ptr<signed char[]> rows(new signed char[count * width]);
+  const std::unique_ptr<signed char[]> rows(new signed char[count * a.digits * width]);
   const std::unique_ptr<float[]> scale(new float[count * a.blocks]);
-  quantize_rows({a.R * a.H * a.blocks, static_cast<int>(width) / a.blocks, a.rows, rows.get(), scale.get()}, parallel);
+  quantize_rows({a.R * a.H * a.blocks, static_cast<int>(width) / a.blocks, a.digits, a.H * a.blocks, a.rows, rows.get(),
+                 scale.get()},
+                parallel);
 
   const std::vector<float> no_bias(a.Y);
   const Sequential alone;
@@ -22,6 +24,7 @@ void head_matmul(const HeadMatMulArguments<float>& a, const Parallel& parallel) 
     product.Y = a.Y;
     product.groups = a.groups;
     product.blocks = a.blocks;
+    product.digits = a.digits;
     product.row_step = static_cast<long>(a.H * width);
     product.row_scale_step = static_cast<long>(a.H) * a.blocks;
     product.products_step = static_cast<long>(a.H) * a.Y;

@@ -8,9 +8,11 @@ namespace tightbeam {
 template <class Float>
 struct QuantizeRowsArguments {
   int R, X;
+  int digits = 1;  // 2: a number is 128 times its high digit plus its low one, in 127 x 128 steps to the largest
+  int beside = 1;  // rows whose digits are side by side: the low digits of these rows follow their high ones
 
   const Float* rows;       // [R, X]
-  signed char* quantized;  // [R, X]
+  signed char* quantized;  // [R / beside, digits, beside, X]
   float* scale;            // [R, 1]
 };
 

@@ -12,10 +12,11 @@ struct QuantizedMatMulArguments {
   int groups;  // of four numbers of a row
   int blocks;  // of a row, each with a scale of its own
   int activation;
-  // Distance from a row to the next, in numbers: 4 groups, blocks and Y if the rows are contiguous.
+  int digits = 1;  // integers that a number of a row is split into, 128 apart in worth; each digit is a row of its own
+  // Distance from a row, or a digit, to the next, in numbers: 4 groups, blocks and Y if the rows are contiguous.
   long row_step, row_scale_step, products_step;
 
-  const signed char* rows;       // [R, 4 groups]
+  const signed char* rows;       // [R, digits, 4 groups]
   const float* row_scale;        // [R, blocks]
   const unsigned char* weights;  // [tiles, groups, 16, 4]
   const float* scale;            // [blocks, Y]

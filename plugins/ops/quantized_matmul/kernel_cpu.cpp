@@ -26,15 +26,15 @@ constexpr long AHEAD = 4096;    // bytes to prefetch ahead, with a single tile o
 constexpr int MOST_ROWS = 24;   // of a tile at most, on any processor
 constexpr int MOST_PARTED = 2;  // tiles of rows for which K is split into parts; more tiles are as fast without
 
-// Some rows of the call, packed in tiles of rows.
+// Some rows of the call, packed in tiles of rows. The digits of a row are rows here, side by side in one tile.
 class PackedRows {
  public:
   PackedRows(const QuantizedMatMulArguments<float>& a, long begin, long end, int most_rows, const Parallel& parallel)
       : a_(a),
         begin_(begin),
-        rows_(static_cast<int>(end - begin)),
+        rows_(static_cast<int>(end - begin) * a.digits),
         tiles_((rows_ - 1) / most_rows + 1),
-        each_((rows_ - 1) / tiles_ + 1),
+        each_(((rows_ / a.digits - 1) / tiles_ + 1) * a.digits),
         bytes_(aligned<unsigned char>(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes)),
         corrections_(static_cast<size_t>(rows_) * a.blocks) {
     const int items = static_cast<int>(std::min<long>(tiles_, rows_ * long{GROUP} * a.groups / BYTES_TO_PACK + 1));
@@ -46,7 +46,7 @@ class PackedRows {
 
   int tiles() const { return tiles_; }
   int count(int tile) const { return first(tile + 1) - first(tile); }
-  long row(int tile) const { return begin_ + first(tile); }
+  long row(int tile) const { return begin_ + first(tile) / a_.digits; }
   const unsigned char* packed(int tile, long group) const { return bytes_.get() + offset(tile, group); }
   const int* corrections(int tile, int block) const {
     return corrections_.data() + static_cast<size_t>(block) * rows_ + first(tile);
@@ -60,7 +60,7 @@ class PackedRows {
 
   void pack(int tile) {
     const long width = long{GROUP} * a_.groups, block_width = width / a_.blocks;
-    const signed char* rows = a_.rows + row(tile) * a_.row_step;
+    const signed char* rows = a_.rows + row(tile) * a_.digits * a_.row_step;
     kernels_.pack(rows, a_.row_step, count(tile), a_.groups, bytes_.get() + offset(tile, 0));
     for (int block = 0; block < a_.blocks; ++block)
       for (int i = 0; i < count(tile); ++i)
@@ -71,7 +71,7 @@ class PackedRows {
   const Quantized& kernels_ = quantized();
   const QuantizedMatMulArguments<float>& a_;
   long begin_;
-  int rows_, tiles_, each_;  // each_: rows of a tile; the last one may have fewer
+  int rows_, tiles_, each_;  // each_: rows of a tile, a multiple of the digits; the last one may have fewer
   Aligned<unsigned char> bytes_;
   std::vector<int> corrections_;
 };
@@ -107,7 +107,7 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
                       weights + ahead + index * step * groups.size(), step});
     if (part + 1 < plan.parts) return;
     const long row = rows.row(row_tile);
-    kernels.scale({products, stride, height, columns, a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
+    kernels.scale({products, stride, height / a.digits, columns, a.digits, a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
                    a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
                    a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
                    a.products + row * a.products_step + first, a.products_step});
@@ -131,9 +131,9 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
   const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width;  // of `most` tiles
   const Range tiles{0, (a.Y - 1) / TILE_COLUMNS + 1};
   const long steps = (tiles.size() - 1) / most + 1;
-  const long runs = (a.R - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
+  const long runs = (a.R * long{a.digits} - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
   for (long run = 0; run < runs; ++run) {
-    const long begin = a.R * run / runs, end = a.R * (run + 1) / runs, count = end - begin;
+    const long begin = a.R * run / runs, end = a.R * (run + 1) / runs, count = (end - begin) * a.digits;
     const PackedRows rows(a, begin, end, most_rows, parallel);
     const bool few = count <= FEW_ROWS;
     const long blocks = few ? 1 : (count - 1) / std::max<long>(FEW_ROWS, BYTES_OF_ROWS / width) + 1;

@@ -134,7 +134,7 @@ def test_a_missing_constant(copy: Path, place: str) -> None:
 
 
 ENTRY: dict[str, Any] = {
-    **{"name": "decoder.x", "shape": [4, 4], "embedding": False, "int8": 0.01, "blocks": None},
+    **{"name": "decoder.x", "shape": [4, 4], "embedding": False, "int8": 0.01},
     **{"fp16": 0.0002, "fp32": 1e-7, "allowed": 0.03, "kept": "int8", "reason": ""},
 }
 
@@ -143,12 +143,13 @@ ENTRY: dict[str, Any] = {
     ("changes", "said"),
     [
         ({}, ""),
+        ({"int8": 0.5, "w8a16": 0.02, "kept": "w8a16"}, ""),
         ({"int8": 0.5, "blocks": 0.02, "kept": "blocks"}, ""),
         ({"int8": 0.5, "kept": "fp32"}, ""),
         ({"int8": 0.5}, "'decoder.x' is kept as int8, whose error 0.5 is not allowed"),
         ({"int8": None}, "'decoder.x' is kept as int8, whose error None is not allowed"),
         ({"int8": -1.0}, "is not allowed"),
-        ({"kept": "blocks"}, "'decoder.x' is kept as blocks, whose error None is not allowed"),
+        ({"kept": "w8a16"}, "'decoder.x' is kept as w8a16, whose error None is not allowed"),
         ({"kept": "int4"}, "kept"),
         ({"allowed": float("nan")}, "Out of range float values"),
         ({"extra": 1}, "extra"),

@@ -29,6 +29,8 @@ MODULES: dict[str, ModuleType] = {
         ("QuantizedMatMul", "quantized_matmul"),
         ("DynamicQuantizeMatMul", "dynamic_quantize_matmul"),
         ("HeadMatMul", "head_matmul"),
+        ("SplitRowsMatMul", "split_rows_matmul"),
+        ("SplitRowsHeadMatMul", "split_rows_head_matmul"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
         ("QuantizedLatentAttention", "quantized_latent_attention"),
         ("Linear", "linear"),

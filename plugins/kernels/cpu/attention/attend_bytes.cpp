@@ -91,7 +91,7 @@ class SplitRows {
     std::memset(high, 0, width_);
     std::memset(low, 0, width_);
     const float largest = largest_of(kernels_.largest(numbers, count));
-    if (largest == largest) byte_rows().split(numbers, count, FINEST / largest, high, low);
+    if (largest == largest) quantized().split(numbers, count, FINEST / largest, high, low);
     return largest / FINEST;
   }
 
