@@ -48,6 +48,8 @@ __all__ = [
     "open_fault",
 ]
 
+LONGEST_NAME, LONGEST_PROBLEM = 100, 4000
+"""Characters of a setting's name, and of what is wrong, in a message. Longer ones lose their middle."""
 NO_NAME = "no file is named"
 """Fault of an empty name of a file."""
 
@@ -166,7 +168,8 @@ class CallerError(ValueError):
         expected: str = "",
         fix: Fix | str = "",
     ) -> None:
-        self.problem, self.field, self.value, self.source = problem or f"is not {expected}", field, value, source
+        self.problem = _clipped(problem or f"is not {expected}", LONGEST_PROBLEM)
+        self.field, self.value, self.source = _clipped(field, LONGEST_NAME), value, source
         self.expected, self.fix, self.place = expected, fix, ""
         super().__init__(self.written_for(PYTHON))
 
@@ -184,6 +187,12 @@ class CallerError(ValueError):
         moved.place = f"{place}: {self.place}"
         moved.args = (moved.written_for(PYTHON),)
         return moved
+
+
+def _clipped(text: str, most: int) -> str:
+    """Return a text of at most ``most`` characters: a longer one without its middle."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 class InputError(CallerError):

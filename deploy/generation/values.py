@@ -43,6 +43,10 @@ MOST_TEMPERATURES = 8
 MOST_ALTERNATIVES = 4096
 """Bound on the words of ``force_words_ids``: each may come next, so each costs time in every step."""
 
+MOST_INTEGER = (1 << 31) - 1
+"""Bound of an integer that has no lower one of its own."""
+MOST_TOKEN_IDS = 1 << 20
+"""Bound on the token ids of a setting that is a list."""
 MOST_STOP_TEXTS, LONGEST_STOP_TEXT = 64, 256
 """Bounds of ``stop_strings``: each step compares them with the end of each row."""
 
@@ -72,6 +76,11 @@ class Given:
             problem, field=self.name, value=self.value, source=self.source, expected=expected, fix=fix
         )
 
+    def check_count(self, ids: int) -> None:
+        """Check the number of token ids in the value. Raises GenerationError."""
+        if ids > MOST_TOKEN_IDS:
+            raise self.error(f"has {ids:,} token ids", fix=f"pass {MOST_TOKEN_IDS:,} or fewer")
+
     def token(self, token: Any) -> int:
         """Check a token id in the value. Raises GenerationError."""
         if type(token) is int and 0 <= token < self.vocab_size:
@@ -99,13 +108,13 @@ class Integer:
     """An integer of at least ``least``, and at most ``most``."""
 
     least: int
-    most: int | None = None
+    most: int = MOST_INTEGER
 
     def read(self, given: Given) -> int:
         if not is_number(given.value, Integral) or given.value < self.least:
             expected = f"an integer of at least {self.least}"
             raise given.error(expected=expected, fix=f"pass {self.least} or more")
-        if self.most is not None and given.value > self.most:
+        if given.value > self.most:
             expected = f"an integer from {self.least} to {self.most}"
             raise given.error(expected=expected, fix=f"pass {self.most} or less")
         return int(given.value)
@@ -193,6 +202,7 @@ class TokenIds:
     def read(self, given: Given) -> tuple[int, ...]:
         value = given.value
         if is_list(value) and (value or self.may_be_empty):
+            given.check_count(len(value))
             return tuple(map(given.token, value))
         if not self.may_be_one or is_list(value):
             raise given.error(expected="a list of token ids", fix="pass a list such as [17, 4]")
@@ -207,6 +217,7 @@ class TokenSequences:
         value = given.value
         if not is_list(value) or not value or not all(is_list(row) and row for row in value):
             raise given.error(expected="a list of lists of token ids", fix="pass a list such as [[17], [4, 8]]")
+        given.check_count(sum(map(len, value)))
         return tuple(tuple(map(given.token, row)) for row in value)
 
 
@@ -303,6 +314,7 @@ class WhisperPromptIds:
         tokens = given.value.tolist() if hasattr(given.value, "tolist") else given.value
         if not is_list(tokens):
             raise given.error(expected="a list of token ids", fix="pass those of WhisperProcessor.get_prompt_ids")
+        given.check_count(len(tokens))
         return tuple(map(given.token, tokens))
 
 

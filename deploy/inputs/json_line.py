@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, c
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
-__all__ = ["TRUNCATE", "in_json", "json_object", "read_json_line", "read_settings", "settings_of_line"]
+__all__ = ["TRUNCATE", "in_json", "json_object", "json_value", "read_json_line", "read_settings", "settings_of_line"]
 
 TRUNCATE = "truncate"
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
@@ -126,13 +127,17 @@ def _without(layer: Layer, names: set[str]) -> Layer:
 def json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object; return None if the text is not one. Raises InputError for a field that occurs twice."""
     try:
-        record = json.loads(text, object_pairs_hook=_Pairs)
+        record = json_value(text)
+    except InputError:
+        raise
     except (ValueError, RecursionError):
         return None
-    try:
-        return _without_pairs(record) if isinstance(record, _Pairs) else None
-    except RecursionError:
-        return None
+    return record if isinstance(record, dict) else None
+
+
+def json_value(text: str) -> Any:
+    """Parse JSON. Raises InputError for a field that occurs twice, ValueError or RecursionError if it is not JSON."""
+    return _without_pairs(json.loads(text, object_pairs_hook=_Pairs))
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -144,8 +149,7 @@ def _without_pairs(value: Any) -> Any:
     if isinstance(value, _Pairs):
         fields = {name: _without_pairs(each) for name, each in value}
         if len(fields) < len(value):
-            names = [name for name, _ in value]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f"the field {twice!r} stands twice; expected it once")
+            ((twice, _),) = Counter(name for name, _ in value).most_common(1)
+            raise InputError(f"the field {reprlib.repr(twice)} stands twice; expected it once")
         return fields
     return [_without_pairs(each) for each in value] if isinstance(value, list) else value

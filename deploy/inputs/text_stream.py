@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
@@ -102,7 +102,7 @@ class AsyncTextStream(AsyncIterator[str]):
     """
 
     def __init__(self, stream: TextStream) -> None:
-        self._stream = stream
+        self._stream, self._awaited = stream, False
 
     @property
     def result(self) -> Output | None:
@@ -110,11 +110,16 @@ class AsyncTextStream(AsyncIterator[str]):
         return self._stream.result
 
     async def __anext__(self) -> str:
+        if self._awaited:
+            raise InputError("two tasks read one stream at a time; give each task a stream of its own")
+        self._awaited = True
         try:
             piece = await asyncio.get_running_loop().run_in_executor(None, next, self._stream, None)
         except BaseException:  # the task was cancelled, or the sample failed
             self._stream.close()
             raise
+        finally:
+            self._awaited = False
         if piece is None:
             raise StopAsyncIteration
         return piece

@@ -11,6 +11,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.sources import check_count
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.recordings import recordings_of_values, run_sound_rows
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
@@ -91,10 +92,9 @@ class Generate:
         threads: int | None = None,
         **settings: Any,
     ) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size={batch_size!r} is not a number of rows; pass 1 or more")
-        if max_rows is not None and (not isinstance(max_rows, int) or max_rows < 1):
-            raise InputError(f"max_rows={max_rows!r} is not a number of rows; pass 1 or more")
+        check_count("batch_size", batch_size, "rows")
+        if max_rows is not None:
+            check_count("max_rows", max_rows, "rows")
         if settings_column == column:
             raise InputError(
                 f"column and settings_column are both {column!r}; pass the column of the settings, or None"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ class KeptPrompt:
     ----------
     reused : int
         Tokens of the latest prompt that were not encoded again.
+    lock : threading.Lock
+        Held while a prompt is encoded, so that two runners do not write at once.
 
     Examples
     --------
@@ -36,6 +39,7 @@ class KeptPrompt:
     """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._caches: dict[str, Array] = {}
         self.clear()
 

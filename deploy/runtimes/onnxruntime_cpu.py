@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 
 import numpy as np
 import onnxruntime as ort
@@ -259,6 +260,18 @@ class OnnxRuntimeCpu:
     ) -> None:
         """Write the keys and values of prompts [B, N] into caches [B, G, N, .], a part at a time, so that activations
         and scores take the memory of a part. A prompt that continues ``kept`` is encoded from there."""
+        with nullcontext() if kept is None else kept.lock:
+            self._encode_from(ids, mask, caches, options, kept)
+
+    def _encode_from(
+        self,
+        ids: Ints,
+        mask: Ints,
+        caches: Mapping[str, Array],
+        options: ort.RunOptions | None,
+        kept: KeptPrompt | None,
+    ) -> None:
+        """Encode prompts as `_encode_parts` does, with the lock of ``kept`` held."""
         length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1 if mask.any() else 0
         first = 0 if kept is None else kept.begin(self, ids[0, :length], caches)
         binding = self.encoder.io_binding()

@@ -18,6 +18,9 @@ from tightbeam.deploy.search.step import Candidates
 
 __all__ = ["forced_candidates", "forced_tokens"]
 
+MOST_CACHED = 1 << 16
+"""The most positions of an entry in the cache, which thus holds at most 40 MB."""
+
 
 class ForcedTokens(Forcing):
     """The token after a row's first one, and the token at ``max_length``."""
@@ -56,7 +59,8 @@ def forced_candidates(options: GenerationOptions, tokens: tuple[int, ...], beam_
         the first C of them matter.
     """
     M, C, vocabulary = beam_scores.shape[1], options.candidates, options.vocab_size
-    positions, may_follow = _forced_positions(M, C, vocabulary, tokens)
+    make = _forced_positions if M * len(tokens) + C <= MOST_CACHED else _forced_positions.__wrapped__
+    positions, may_follow = make(M, C, vocabulary, tokens)
     running = beam_scores[:, positions // vocabulary] + options.forced_score(len(tokens))  # [B, X]
     scores = np.where(may_follow, running, np.float32(-np.inf))
     chosen = best(scores, C)  # [B, C]

@@ -19,6 +19,7 @@ from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.values import is_number
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.images import ImageReader
+from tightbeam.deploy.inputs.json_line import json_value
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.recordings import RecordingReader
 from tightbeam.deploy.inputs.result import InputResult
@@ -196,7 +197,7 @@ class RequestParser:
 def _messages(text: str) -> Messages:
     """Parse the messages of a row. Raises InputError, also for a text in JSON, which has no template."""
     try:
-        return check_messages(json.loads(text))
+        return check_messages(json_value(text))
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
