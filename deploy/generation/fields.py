@@ -59,6 +59,8 @@ TIMES = "return_token_timestamps"
 """The setting of a speech model that asks for the times of its tokens."""
 LIMITS = ("max_new_tokens", "max_length")
 """Settings that limit the length of a row. The first one that is set is used."""
+MOST_BEAMS = 1 << 16
+"""Bound on the beams of a row: caches are made for all of them."""
 MOST_ALTERNATIVES = 1024
 """Bound on the alternatives of a position."""
 FIRST_SEGMENT, ALL_SEGMENTS = "first-segment", "all-segments"
@@ -139,10 +141,10 @@ def _of_checkpoint(name: str, type: ValueType, default: Any = None) -> Field:
 
 FIELDS: tuple[Field, ...] = (
     # The search
-    Field("num_beams", Integer(1), 1, keeps_checkpoint=True),
-    Field("num_return_sequences", Integer(1), 1, TEXT, ignored=(1, None), keeps_checkpoint=True),
+    Field("num_beams", Integer(1, MOST_BEAMS), 1, keeps_checkpoint=True),
+    Field("num_return_sequences", Integer(1, MOST_BEAMS), 1, TEXT, ignored=(1, None), keeps_checkpoint=True),
     Field("do_sample", Flag(), False, TEXT, ignored=(False, None)),
-    Field("num_beam_groups", Integer(1), 1, TEXT, ignored=(1, None), not_with=("do_sample", *SCORES)),
+    Field("num_beam_groups", Integer(1, MOST_BEAMS), 1, TEXT, ignored=(1, None), not_with=("do_sample", *SCORES)),
     Field("diversity_penalty", Number(1.0), 0.0),
     Field("force_words_ids", ForcedWords(), (), TEXT, (None,), ("do_sample", "num_beam_groups", *SCORES)),
     Field("length_penalty", Number(1.0), 1.0, keeps_checkpoint=True),

@@ -161,6 +161,16 @@ def test_async_streams_leave_the_event_loop_free(runner: Runner) -> None:
     assert ticks > len(first)
 
 
+def test_two_tasks_that_read_one_stream_are_refused(runner: Runner) -> None:
+    async def main() -> list[str | BaseException]:
+        stream = runner.stream_text_async(SENTENCES[0], **LONG)
+        return await asyncio.gather(anext(stream), anext(stream), return_exceptions=True)
+
+    first, second = asyncio.run(main())
+    assert isinstance(first, str)
+    assert isinstance(second, InputError) and "two tasks read one stream" in str(second)
+
+
 def test_a_cancelled_task_ends_the_search(
     runner: Runner, closed: list[CpuDecoding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
