@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -243,7 +244,8 @@ def _settings(parameters: str) -> dict[str, Any]:
                 settings[name] = read
     deadline_s = settings.pop(DEADLINE, 1)
     if not is_number(deadline_s, Real) or not deadline_s > 0:
-        raise InputError(f"{DEADLINE}={deadline_s!r} is not a number of seconds above 0; pass one, or leave it out")
+        held = reprlib.repr(deadline_s)
+        raise InputError(f"{DEADLINE}={held} is not a number of seconds above 0; pass one, or leave it out")
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
         raise InputError(f'{GENERATION_CONFIG} is not a JSON object; pass settings such as {{"num_beams": 4}}')

@@ -41,6 +41,19 @@ def test_turns_have_the_tokens_of_whole_prompts(
     assert (kept.nbytes, kept.reused) == (0, 0)
 
 
+def test_it_is_locked_while_it_is_written(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, keep = [], KeptPrompt.keep
+
+    def watched(self: KeptPrompt, *given: Any) -> None:
+        locked.append(self.lock.locked())
+        keep(self, *given)
+
+    monkeypatch.setattr(KeptPrompt, "keep", watched)
+    kept = KeptPrompt()
+    run(Runner.load(bundles("dedup", "llama"), threads=1), TURNS[0], kept)
+    assert locked == [True] and not kept.lock.locked()
+
+
 def test_another_runtime_forgets_it(bundles: BundleCache) -> None:
     first, second = (Runner.load(bundles("dedup", family), threads=1) for family in ("llama", "bloom"))
     kept = KeptPrompt()
