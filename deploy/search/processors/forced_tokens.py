@@ -19,7 +19,7 @@ from tightbeam.deploy.search.step import Candidates
 __all__ = ["forced_candidates", "forced_tokens"]
 
 MOST_CACHED = 1 << 16
-"""The most positions of an entry in the cache, which thus holds at most 40 MB."""
+"""The most positions of an entry in the cache, whose arrays thus hold at most 40 MB."""
 
 
 class ForcedTokens(Forcing):
