@@ -6,6 +6,7 @@ a checkpoint are in ``preparation.py``. What a check needs is imported inside it
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from tightbeam.export.choice import Choice
 
 __all__ = ["ExportKeywords", "ExportOptions"]
+
+
+MAX_DIVERGENCE = 0.005
+"""Default of ``max_divergence``: half of what changes the perplexity by 1 %."""
 
 
 def check_variant(options: ExportOptions) -> None:
@@ -111,6 +116,21 @@ def check_max_differing(options: ExportOptions) -> None:
         raise ExportError("max_differing needs the comparison with torch; leave --no-check out")
 
 
+def check_max_divergence(options: ExportOptions) -> None:
+    """Check that the budget is a number of nats, and that the bundle is in int8."""
+    if options.max_divergence is None:
+        return
+    if not (0 < options.max_divergence < math.inf):
+        raise ExportError(
+            f"max_divergence={options.max_divergence:g} is not a budget in nats a token; expected a number above 0, "
+            f"e.g. {MAX_DIVERGENCE:g}"
+        )
+    if options.precision != "int8":
+        raise ExportError(
+            f"max_divergence is for int8, the precision is {options.precision}; leave it out, or pass --precision int8"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """The options of an export. Raises ExportError for values that no checkpoint could be exported with."""
@@ -191,6 +211,14 @@ class ExportOptions:
             check=check_max_differing,
         ),
     ] = None
+    max_divergence: Annotated[
+        float | None,
+        Option(
+            "How far int8 may move the distribution of the next token, in nats a token on the calibration texts, such "
+            f"as 0.01 (1% of the perplexity); {MAX_DIVERGENCE:g} by default. Products keep more bits until it holds.",
+            check=check_max_divergence,
+        ),
+    ] = None
     check: Annotated[
         bool,
         Option("Do not compare the bundle with torch, and do not measure the error of fp16 or int8."),
@@ -227,5 +255,6 @@ class ExportKeywords(TypedDict, total=False):
     global_tokens: int
     chat_template: str | os.PathLike[str] | None
     max_differing: float | None
+    max_divergence: float | None
     check: bool
     force: bool

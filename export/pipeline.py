@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from tightbeam.deploy.bundle.engine_files import engine_names
 from tightbeam.deploy.bundle.manifest import (
     MANIFEST,
+    DivergenceEntry,
     GuardEntry,
     Manifest,
     ParityReport,
@@ -26,10 +27,12 @@ from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
+from tightbeam.export.accuracy.calibration_run import CalibrationRun
+from tightbeam.export.accuracy.divergence import divergence, entries_of, steps_before_end, widened, within_budget
 from tightbeam.export.accuracy.guard import guard
 from tightbeam.export.accuracy.parity import check_loads, compare, sequences_of
 from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pair, speed_note, write_rounding_pair
-from tightbeam.export.accuracy.product_guard import forms_of, measure_products
+from tightbeam.export.accuracy.product_guard import forms_of, measure_products, readers_of
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
@@ -43,7 +46,7 @@ from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.machine_checks import weight_itemsize
-from tightbeam.export.options import ExportOptions
+from tightbeam.export.options import MAX_DIVERGENCE, ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
 from tightbeam.export.tables import caches_table, inexact_options, products_table
@@ -118,6 +121,8 @@ class _Export:
     """errors that the guard measured"""
     products: tuple[QuantizedEntry, ...] = field(init=False)
     """errors of the products that int8 quantises; empty in other precisions"""
+    divergences: tuple[DivergenceEntry, ...] = field(init=False)
+    """how their forms were chosen; empty in other precisions"""
     caches: tuple[QuantizedCacheEntry, ...] = field(init=False)
     """errors of the source caches in int8; empty without them"""
     results: list[PassResult] = field(init=False)
@@ -279,7 +284,7 @@ def _lower_precision(export: _Export) -> None:
     """Give the graphs the form of a precision, and keep the old graphs if the error is to be measured."""
     precision, cache_precision = export.options.precision, export.options.cache_precision
     export.exact = None
-    export.products = ()
+    export.products, export.divergences = (), ()
     if precision == "int8":
         _guard_products(export)
     forms = forms_of(export.products)
@@ -293,17 +298,25 @@ def _lower_precision(export: _Export) -> None:
 
 
 def _guard_products(export: _Export) -> None:
-    """Measure the error of each product in int8 on real rows, and choose its form."""
+    """Measure the error of each product in int8 on real rows and of all together, and choose their forms."""
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
-    samples = calibration_samples(export.checkpoint, export.preparation.texts)
-    parent = export.preparation.target.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        rows = product_rows(export.graphs, found, samples, export.checkpoint.generation_config, parent)
-    except OSError as error:
-        raise ExportError(f"cannot write the float32 graphs to {parent} to measure them: {error.strerror}") from error
-    export.products = measure_products(found, rows)
+    checkpoint, graphs = export.checkpoint, export.graphs
+    samples = calibration_samples(checkpoint, export.preparation.texts)
+    generation, parent = checkpoint.generation_config, export.preparation.target.absolute().parent
+    run = CalibrationRun(samples, generation, parent, decoder_only=graphs.sizes.decoder_only)
+    rows, exact = product_rows(graphs, found, run)
+    entries = measure_products(found, rows)
+    counted = steps_before_end(exact.tokens, generation.get("eos_token_id"))
+
+    def divergence_of(forms: Mapping[str, str]) -> float:
+        quantized, _ = to_precision(graphs, "int8", forms)
+        return divergence(exact, run(quantized, exact.tokens).log_probabilities, counted)
+
+    budget = MAX_DIVERGENCE if export.options.max_divergence is None else export.options.max_divergence
+    widenings = within_budget(entries, readers_of(found), divergence_of, budget)
+    export.products = widened(entries, widenings[-1])
+    export.divergences = entries_of(widenings, entries, readers_of(found))
 
 
 def _write(export: _Export) -> Bundle:
@@ -325,6 +338,7 @@ def _write(export: _Export) -> Bundle:
             export.plan,
             export.guarded,
             export.products,
+            export.divergences,
             export.caches,
             variant=export.choice.name,
             precision=options.precision,

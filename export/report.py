@@ -20,6 +20,7 @@ from tightbeam.export.tables import (
     describe_process,
     describe_products,
     describe_run,
+    divergences_table,
     guard_table,
     inexact_options,
     megabytes,
@@ -91,6 +92,7 @@ def details(bundle: Bundle, workload: Workload) -> RenderableType:
     manifest = bundle.manifest
     tables: list[RenderableType] = [passes_table(bundle), *([guard_table(bundle)] if manifest.guard else [])]
     tables += [products_table(manifest.quantized)] if manifest.quantized else []
+    tables += [divergences_table(manifest.divergences)] if manifest.divergences else []
     tables += [caches_table(manifest.quantized_caches)] if manifest.quantized_caches else []
     return Group(*tables, memory_table(sizes_of(manifest), run_of(manifest, workload), plan_of(manifest)))
 
@@ -190,7 +192,7 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
             f"{where} {kept} as {part} cache in place of {wanted}, which is not exact enough with these weights "
             "(--verbose shows the errors)"
         )
-    if said := describe_products(manifest.quantized):
+    if said := describe_products(manifest.quantized, manifest.divergences):
         yield said
     if manifest.precision != "fp32" or manifest.cache_precision is not None:
         yield describe_error(manifest.precision, manifest.precision_error, manifest.cache_precision)

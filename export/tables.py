@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tightbeam.deploy.bundle.manifest import Manifest, QuantizedCacheEntry, QuantizedEntry
+from tightbeam.deploy.bundle.manifest import DivergenceEntry, Manifest, QuantizedCacheEntry, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.process_memory import ProcessMemory
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
@@ -118,6 +119,17 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     return Group(titled(title, table), *map(Text, reasons))
 
 
+def divergences_table(entries: Sequence[DivergenceEntry]) -> RenderableType:
+    """Table of the measurements by which the forms of int8 products were chosen."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("divergence", "int8", "w8a16", "fp32", "matrices"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in entries:
+        forms = map(str, (entry.int8, entry.w8a16, entry.fp32))
+        table.add_row(f"{entry.divergence:.2g}", *forms, megabytes(entry.bytes))
+    return titled("Divergence from float32 in nats a token, by the forms of products and embeddings", table)
+
+
 def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
     """Table of source caches: the error of each layer's attention with each cache in int8, and in float16."""
     table = Table(box=box.SIMPLE, pad_edge=False)
@@ -134,15 +146,22 @@ def _error(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.2%}"
 
 
-def describe_products(entries: Sequence[QuantizedEntry]) -> str:
-    """A sentence for the report about products that are not in int8; empty if all are."""
+def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry]) -> str:
+    """A sentence for the report about the forms of int8 products and their divergence; empty in other precisions."""
+    if not entries:
+        return ""
     kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16")}
     parts = [
-        f"{kept['fp32']} of {len(entries)} products and embeddings stay in float32" if kept["fp32"] else "",
-        f"{kept['w8a16']} of {len(entries)} have rows of 16 bits" if kept["w8a16"] else "",
+        f"{kept['w8a16']} have rows of 16 bits" if kept["w8a16"] else "",
+        f"{kept['fp32']} stay in float32" if kept["fp32"] else "",
     ]
-    said = ", ".join(filter(None, parts))
-    return f"{said}, as int8 was not exact enough for them (--verbose shows the errors)" if said else ""
+    wider = " and ".join(filter(None, parts))
+    said = [f"of {len(entries)} products and embeddings {wider} (--verbose shows the errors)"] if wider else []
+    if divergences:
+        moved = divergences[-1].divergence
+        perplexity = f"{100 * math.expm1(moved):.2g}%"
+        said.append(f"int8 moves the distribution of the next token by {moved:.2g} nats ({perplexity} of perplexity)")
+    return "; ".join(said)
 
 
 def inexact_options(manifest: Manifest) -> str:

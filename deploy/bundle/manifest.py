@@ -17,6 +17,7 @@ __all__ = [
     "WEIGHTS",
     "AlignmentEntry",
     "CacheStateEntry",
+    "DivergenceEntry",
     "EnginePrecision",
     "Entry",
     "FileEntry",
@@ -163,6 +164,26 @@ class QuantizedEntry(Entry):
     allowed: FiniteFloat
     kept: Literal["int8", "w8a16", "fp32", "blocks"]
     reason: str
+
+
+class DivergenceEntry(Entry):
+    """Measurement of the forms of int8 products: how far they move the distribution of the next token.
+
+    Attributes
+    ----------
+    divergence : float
+        Mean of KL(float32 || int8) over the steps of calibration inputs, in nats a token.
+    int8, w8a16, fp32 : int
+        Products and embeddings in each form.
+    bytes : int
+        Bytes of their matrices, without scales; one that several products read counts once.
+    """
+
+    divergence: FiniteFloat
+    int8: int
+    w8a16: int
+    fp32: int
+    bytes: int
 
 
 class QuantizedCacheEntry(Entry):
@@ -356,6 +377,9 @@ class Manifest(Entry):
         Number of first tokens of each source that have global attention in the encoder; above 0 only for LED.
     quantized : tuple of QuantizedEntry
         Products and embeddings of an int8 bundle; empty in other precisions, and in older bundles.
+    divergences : tuple of DivergenceEntry
+        How the forms of int8 products were chosen: each measurement in order, the bundle's forms last; empty in other
+        precisions, and in older bundles.
     quantized_caches : tuple of QuantizedCacheEntry
         Source caches in int8; empty without them, and in older bundles.
     speech : FileEntry or None
@@ -387,6 +411,7 @@ class Manifest(Entry):
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
     quantized: tuple[QuantizedEntry, ...] = ()
+    divergences: tuple[DivergenceEntry, ...] = ()
     quantized_caches: tuple[QuantizedCacheEntry, ...] = ()
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     global_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -27,7 +27,7 @@ from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_
 from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.ops._split_rows import STEPS
 
-__all__ = ["ALLOWED", "forms_of", "measure_products"]
+__all__ = ["ALLOWED", "forms_of", "measure_products", "readers_of"]
 
 ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
@@ -52,12 +52,25 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
     tuple of QuantizedEntry
         One for each site, in order. Sites that share a matrix are all float32 or none, so that it is stored once.
     """
+    matrices = counted(_by_matrix(sites), "matrices measured in int8")
+    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows)}
+    return tuple(entries[site.name] for site in sites)
+
+
+def readers_of(sites: Sequence[Site]) -> dict[str, list[str]]:
+    """By the name of each site, the names of all that read its matrix, itself among them."""
+    found: dict[str, list[str]] = {}
+    for shared in _by_matrix(sites):
+        names = [site.name for site in shared]
+        found |= dict.fromkeys(names, names)
+    return found
+
+
+def _by_matrix(sites: Sequence[Site]) -> list[list[Site]]:
     readers: dict[tuple[int, ...], list[Site]] = {}
     for site in sites:
         readers.setdefault(_storage(site), []).append(site)
-    matrices = counted(list(readers.values()), "matrices measured in int8")
-    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows)}
-    return tuple(entries[site.name] for site in sites)
+    return list(readers.values())
 
 
 def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
@@ -73,9 +86,7 @@ def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[Qua
     def errors_of(form: _Form) -> list[float | None]:
         return [_relative(_outputs(each, form), outputs) for each, outputs in zip(parts, exact, strict=True)]
 
-    errors = {"int8": errors_of(_quantized)}
-    if not all(map(_is_allowed, errors["int8"])):
-        errors["w8a16"] = errors_of(_wide)
+    errors = {"int8": errors_of(_quantized), "w8a16": errors_of(_wide)}
     fp16, fp32 = errors_of(_half), errors_of(_single)
     own = [{form: found[index] for form, found in errors.items()} for index in range(len(readers))]
     kept = [next((form for form, error in found.items() if _is_allowed(error)), "fp32") for found in own]
@@ -86,7 +97,7 @@ def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[Qua
             shape=site.shape,
             embedding=parts[index][0][0] is None,
             int8=own[index]["int8"],
-            w8a16=own[index].get("w8a16"),
+            w8a16=own[index]["w8a16"],
             fp16=fp16[index],
             fp32=fp32[index],
             allowed=ALLOWED,

@@ -10,6 +10,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
+    DivergenceEntry,
     FileEntry,
     GuardEntry,
     Manifest,
@@ -44,6 +45,7 @@ def write_files(
     plan: Sequence[LayerPlan],
     guard: Sequence[GuardEntry] = (),
     quantized: Sequence[QuantizedEntry] = (),
+    divergences: Sequence[DivergenceEntry] = (),
     quantized_caches: Sequence[QuantizedCacheEntry] = (),
     *,
     variant: str,
@@ -69,6 +71,8 @@ def write_files(
         Results of the guard, one for each cache that is not keys and values.
     quantized
         Results of the guard, one for each product and embedding that int8 may quantise.
+    divergences
+        How the forms of these were chosen.
     quantized_caches
         The same, one for each source cache in int8.
     variant
@@ -113,6 +117,7 @@ def write_files(
         layers=layer_entries(plan),
         guard=tuple(guard),
         quantized=tuple(quantized),
+        divergences=tuple(divergences),
         quantized_caches=tuple(quantized_caches),
         weight_threshold=weight_threshold,
         global_tokens=checkpoint.family.global_tokens,

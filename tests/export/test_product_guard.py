@@ -16,7 +16,7 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.families import CheckpointCache
 from support.passes.runs import sessions
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.bundle.manifest import ParityReport, QuantizedEntry
+from tightbeam.deploy.bundle.manifest import DivergenceEntry, ParityReport, QuantizedEntry
 from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy import precision_error
@@ -70,7 +70,6 @@ def test_an_outlier_decides_the_form(outlier: float, form: str, tmp_path: Path) 
     # Both read one matrix: bytes for both forms below float32.
     assert embedding.kept == ("fp32" if form == "fp32" else "int8") and embedding.embedding
     assert embedding.reason == ("it shares the matrix of decoder.logits" if form == "fp32" else "")
-    assert all((entry.w8a16 is not None) == (form != "int8") for entry in entries)
     assert all(form == "fp32" or getattr(entry, form) <= ALLOWED for entry in entries)
 
     quantized, _ = to_precision(graphs, "int8", forms_of(entries))
@@ -193,15 +192,17 @@ def test_numbers_beyond_a_precision_are_no_error(bad: float) -> None:
 
 
 def test_the_report_counts_what_is_not_in_int8() -> None:
-    rows, matrix = rows_and_matrix(500.0)
+    rows, matrix = rows_and_matrix(20.0)
     good = rows_and_matrix(1.0)
     place = gs.Node("MatMul"), gs.Constant("W", matrix), False, gs.Variable("x")
     other = gs.Node("MatMul"), gs.Constant("V", good[1]), False, gs.Variable("x")
     entries = measure_products([Site("a", *place), Site("b", *other)], {"a": rows, "b": good[0]})
-    assert describe_products(entries).startswith(
-        "1 of 2 products and embeddings stay in float32, as int8 was not exact"
-    )
-    assert describe_products(entries[1:]) == ""
+    said = "of 2 products and embeddings 1 have rows of 16 bits (--verbose shows the errors)"
+    assert describe_products(entries, ()) == said
+    assert describe_products(entries[1:], ()) == ""
+    measured = DivergenceEntry(divergence=0.02, int8=1, w8a16=1, fp32=0, bytes=9)
+    moved = "int8 moves the distribution of the next token by 0.02 nats (2% of perplexity)"
+    assert describe_products(entries, (measured,)) == f"{said}; {moved}"
 
 
 def test_a_note_where_int8_is_not_faster() -> None:
@@ -267,11 +268,11 @@ def test_what_no_runner_would_load_is_refused_before_it_is_compared(
 ) -> None:
     def spoiled(*given: Any) -> tuple[QuantizedEntry, ...]:
         first, *others = measure_products(*given)
-        return first.model_copy(update={"kept": "w8a16"}), *others
+        return first.model_copy(update={"kept": "blocks"}), *others
 
     monkeypatch.setattr(pipeline, "measure_products", spoiled)
     monkeypatch.setattr(pipeline, "compare", lambda *_: pytest.fail("the bundle is compared"))
-    said = r"^[^\n]+ is kept as w8a16, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
+    said = r"^[^\n]+ is kept as blocks, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
     with pytest.raises(ExportError, match=said) as caught:
         export_model(checkpoints("bart"), tmp_path / "bundle", precision="int8", check=check)
     assert "--no-check" not in str(caught.value)

@@ -1,0 +1,133 @@
+"""The budget of int8: the divergence of two distributions, and the forms that keep it within a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.checkpoints.families import CheckpointCache
+from support.checkpoints.trained_weights import with_trained_weights
+from tightbeam.deploy.bundle.manifest import QuantizedEntry
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.calibration_run import Outputs
+from tightbeam.export.accuracy.divergence import divergence, entries_of, steps_before_end, widened, within_budget
+from tightbeam.export.options import ExportOptions
+
+NONE = np.zeros((1, 2), np.int64)
+
+
+def outputs(*probabilities: list[float]) -> Outputs:
+    with np.errstate(divide="ignore"):
+        return Outputs({}, {}, NONE, np.log(np.array([probabilities], np.float32)))
+
+
+def test_the_divergence_is_the_mean_over_counted_steps() -> None:
+    exact, other = outputs([0.5, 0.5, 0], [1, 0, 0]), outputs([0.25, 0.25, 0.5], [0.5, 0.25, 0.25]).log_probabilities
+    assert divergence(exact, other, np.array([[True, True]])) == pytest.approx((math.log(2) + math.log(2)) / 2)
+    assert divergence(exact, other, np.array([[False, True]])) == pytest.approx(math.log(2))
+    assert divergence(exact, exact.log_probabilities, np.array([[True, True]])) == 0
+    lost = outputs([0, 0.5, 0.5], [1, 0, 0]).log_probabilities
+    assert divergence(exact, lost, np.array([[True, True]])) == math.inf
+    assert divergence(exact, np.full_like(lost, np.nan), np.array([[True, True]])) == math.inf
+
+
+def test_steps_count_until_the_end_token() -> None:
+    tokens = np.array([[5, 2, 5, 2], [5, 6, 7, 8], [3, 5, 5, 5]])
+    expected = [[True, True, False, False], [True] * 4, [True, False, False, False]]
+    np.testing.assert_array_equal(steps_before_end(tokens, [2, 3]), expected)
+    np.testing.assert_array_equal(steps_before_end(tokens[:2], 2), expected[:2])
+    assert steps_before_end(tokens, None).all()
+
+
+def entry(name: str, int8: float, w8a16: float, shape: tuple[int, int] = (64, 64)) -> QuantizedEntry:
+    errors = {"int8": int8, "w8a16": w8a16, "fp16": 0.0, "fp32": 0.0}
+    return QuantizedEntry(name=name, shape=shape, embedding=False, **errors, allowed=0.03, kept="int8", reason="")
+
+
+ENTRIES = (
+    *(entry(f"decoder.{number}", 0.01 * (number + 1), 0.005) for number in range(4)),
+    *(entry(f"encoder.{number}", 0.02, 0.019) for number in range(4)),
+)
+ALONE = {entry.name: (entry.name,) for entry in ENTRIES}
+
+
+class Model:
+    """A model whose divergence is the sum of squared errors, times 1 in the decoder and 0.001 in the encoder."""
+
+    def __init__(self) -> None:
+        self.measured: list[Mapping[str, str]] = []
+
+    def __call__(self, forms: Mapping[str, str]) -> float:
+        self.measured.append(dict(forms))
+        total = 0.0
+        for given in ENTRIES:
+            form = forms.get(given.name, "int8")
+            error = 0.0 if form == "fp32" else getattr(given, form)
+            total += error**2 * (1 if given.name.startswith("decoder") else 0.001)
+        return total
+
+
+def test_a_model_within_its_budget_is_measured_once() -> None:
+    model = Model()
+    (only,) = within_budget(ENTRIES, ALONE, model, 0.01)
+    assert set(only.forms.values()) == {"int8"} and len(model.measured) == 1
+    assert widened(ENTRIES, only) == ENTRIES
+
+
+def test_the_most_harmful_products_are_widened_first() -> None:
+    model = Model()
+    first, last = within_budget(ENTRIES, ALONE, model, 0.0012)
+    assert first.divergence > 0.003 and last.divergence == model(last.forms) <= 0.0012
+    assert {name for name, form in last.forms.items() if form != "int8"} == {"decoder.2", "decoder.3"}
+    assert {last.forms["decoder.2"], last.forms["decoder.3"]} == {"w8a16"}
+    changed = widened(ENTRIES, last)
+    assert [new.kept for new in changed[2:4]] == ["w8a16", "w8a16"] and all(new.reason for new in changed[2:4])
+    assert changed[:2] == ENTRIES[:2] and changed[4:] == ENTRIES[4:]
+    before, after = entries_of((first, last), ENTRIES, ALONE)
+    assert (before.int8, after.int8, after.w8a16, after.fp32) == (8, 6, 2, 0)
+    assert before.bytes == after.bytes == 8 * 64 * 64
+
+
+def test_float32_is_the_last_resort() -> None:
+    last = within_budget(ENTRIES, ALONE, Model(), 1e-9)[-1]
+    assert last.divergence <= 1e-9
+    assert {form for name, form in last.forms.items() if name.startswith("decoder")} == {"fp32"}
+
+
+def test_readers_of_one_matrix_are_float32_together() -> None:
+    shared = {**ALONE, **dict.fromkeys(("decoder.3", "encoder.0"), ("decoder.3", "encoder.0"))}
+    last = within_budget(ENTRIES, shared, Model(), 4e-6)[-1]
+    assert last.forms["decoder.3"] == last.forms["encoder.0"] == "fp32"
+    (stored,) = entries_of([last], ENTRIES, shared)
+    floats = sum(form == "fp32" for form in last.forms.values())
+    assert stored.fp32 == floats and stored.bytes == 64 * 64 * (7 + 3 * (floats - 1))
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan, math.inf])
+def test_a_budget_is_a_number_of_nats(budget: float) -> None:
+    with pytest.raises(ExportError, match=r"^max_divergence=\S+ is not a budget in nats a token; expected [^\n]+$"):
+        ExportOptions(precision="int8", max_divergence=budget)
+
+
+def test_only_int8_has_a_budget() -> None:
+    with pytest.raises(ExportError, match=r"^max_divergence is for int8, the precision is fp16; [^\n]+$"):
+        ExportOptions(precision="fp16", max_divergence=0.1)
+
+
+def test_a_bundle_holds_its_budget(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = with_trained_weights(checkpoints.copy(tmp_path / "checkpoint", "llama"), ("tokens",))
+    loose, tight = (
+        export_model(folder, tmp_path / f"{budget}", precision="int8", max_divergence=budget, check=False).manifest
+        for budget in (1.0, 1e-5)
+    )
+    assert len(loose.divergences) == 1 and len(tight.divergences) > 1
+    assert tight.divergences[0] == loose.divergences[0]
+    assert loose.divergences[0].divergence > 1e-5 >= tight.divergences[-1].divergence
+    for manifest in (loose, tight):
+        last = manifest.divergences[-1]
+        kept = [product.kept for product in manifest.quantized]
+        assert (kept.count("int8"), kept.count("w8a16"), kept.count("fp32")) == (last.int8, last.w8a16, last.fp32)
