@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ExportKeywords", "ExportOptions"]
 
 
-MAX_DIVERGENCE = 0.005
-"""Default of ``max_divergence``: half of what changes the perplexity by 1 %."""
+MAX_DIVERGENCE = 0.002
+"""Default of ``max_divergence``: a fifth of what changes the perplexity by 1 %."""
 
 
 def check_variant(options: ExportOptions) -> None:

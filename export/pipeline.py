@@ -35,6 +35,7 @@ from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pa
 from tightbeam.export.accuracy.product_guard import forms_of, measure_products, readers_of
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
+from tightbeam.export.accuracy.scale_choice import choose_scales, scaled_rows
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
@@ -65,6 +66,8 @@ from tightbeam.graph_passes import (
     to_precision,
 )
 from tightbeam.graph_passes.caches.cost import count_weights
+from tightbeam.graph_passes.precision.move_scales import move_scales
+from tightbeam.graph_passes.precision.scale_groups import scale_groups
 from tightbeam.graph_passes.precision.sites import sites
 
 __all__ = ["run_export", "trace"]
@@ -306,6 +309,10 @@ def _guard_products(export: _Export) -> None:
     generation, parent = checkpoint.generation_config, export.preparation.target.absolute().parent
     run = CalibrationRun(samples, generation, parent, decoder_only=graphs.sizes.decoder_only)
     rows, exact = product_rows(graphs, found, run)
+    groups, _ = scale_groups(graphs)
+    scales = choose_scales(groups, found, rows)
+    export.results.append(move_scales(graphs, scales))
+    found, rows = sites(graphs), scaled_rows(groups, scales, rows)
     entries = measure_products(found, rows)
     counted = steps_before_end(exact.tokens, generation.get("eos_token_id"))
 

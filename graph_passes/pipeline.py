@@ -9,6 +9,7 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  if asked for: not exact
+    move_scales         for int8, with scales that the export chooses on real rows
     to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
                         normalize_rows for int8, linear, flat_rows, and quantize_source for an int8 source cache,
                         else prompt_parts: half precision and integers are not exact

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from math import isqrt
+
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -68,6 +71,47 @@ def tensor_infos(graph: gs.Graph, where: str) -> dict[str, onnx.TypeProto.Tensor
         if name and (name not in infos or not infos[name].elem_type):
             raise PassError(f"{where}: the type of {name} cannot be inferred")
     return infos
+
+
+def example_shapes(graph: gs.Graph) -> dict[str, list[int]]:
+    """Infer sizes of a graph's tensors in a run in which each named dimension has a size of its own.
+
+    So a size that a Reshape is to infer is known too, as are the sizes behind shapes that the graph computes.
+
+    Parameters
+    ----------
+    graph
+        Stays as it is.
+
+    Returns
+    -------
+    dict
+        Sizes by name of the tensor; 0 for a size that is not known. Tensors of unknown shape are missing.
+    """
+    sizes: dict[object, int] = {}
+    primes = (number for number in itertools.count(101, 2) if all(number % d for d in range(3, 1 + isqrt(number), 2)))
+    bare = graph.copy()
+    bare.functions, bare.import_domains = [], None
+    given = {id(tensor) for tensor in bare.inputs}
+    for tensor in bare.tensors().values():
+        ours = any(node.domain == DOMAIN for node in tensor.inputs)  # the inference knows no operator of ``plugins/``
+        if isinstance(tensor, gs.Constant):
+            if _bytes(tensor) > INLINE_BYTES:
+                bare.inputs.append(tensor.to_variable(tensor.dtype, tensor.shape))
+                tensor.type = "tensor_type"
+        elif tensor.inputs and not ours:
+            tensor.dtype = tensor.shape = None
+        elif tensor.shape is not None and (ours or id(tensor) in given):
+            for name in tensor.shape:
+                if not isinstance(name, int) and name not in sizes:
+                    sizes[name] = next(primes)
+            tensor.shape = [size if isinstance(size, int) else sizes[size] for size in tensor.shape]
+    model = gs.export_onnx(bare, do_type_check=False)
+    model.ir_version = IR_VERSION
+    found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    values = (*found.input, *found.output, *found.value_info)
+    infos = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.HasField("shape")}
+    return {name: [dim.dim_value for dim in info.shape.dim] for name, info in infos.items()}
 
 
 def _bytes(tensor: gs.Constant) -> int:

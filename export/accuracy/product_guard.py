@@ -27,7 +27,7 @@ from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_
 from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.ops._split_rows import STEPS
 
-__all__ = ["ALLOWED", "forms_of", "measure_products", "readers_of"]
+__all__ = ["ALLOWED", "forms_of", "int8_error", "measure_products", "readers_of"]
 
 ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
@@ -76,6 +76,12 @@ def _by_matrix(sites: Sequence[Site]) -> list[list[Site]]:
 def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
     """The form of each product by name, as ``quantize`` takes them."""
     return {entry.name: entry.kept for entry in entries}
+
+
+def int8_error(rows: Array, matrix: Array) -> float | None:
+    """The error of rows [rows, X] times a matrix [X, Y] in int8; None if it is NaN or infinite."""
+    matrix = np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // MOST_COLUMNS)])
+    return _relative(_quantized(rows, matrix), _exact(rows, matrix))
 
 
 def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[QuantizedEntry]:
