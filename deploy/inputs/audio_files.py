@@ -47,6 +47,8 @@ NUMBERS_HZ = 400_000
 """The most samples of all channels in a second, if the length is limited: 8 channels at 48 kHz."""
 REACH = 10
 """Half the length of the resampling filter, in samples of the lower rate."""
+MOST_PHASES = 100_000
+"""Bound on both rates, divided by their common factor: the resampling filter has 20 times as many numbers."""
 BEGINNINGS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of a file's content: of WAV (two), FLAC, OGG, and MP3 with a title."""
 EXPECTED = "expected a WAV, FLAC, OGG or MP3 file"
@@ -240,10 +242,10 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
     """Resample with scipy's polyphase filter, whose default window keeps the frequencies that both rates have.
 
     The blocks together equal the filtered whole recording, since each is filtered with the samples on both sides that
-    the filter reaches. Raises InputError without scipy.
+    the filter reaches. Raises InputError without scipy, and if both rates have no large common factor.
     """
     try:
-        from scipy.signal import resample_poly
+        from scipy.signal import firwin, resample_poly
     except ImportError:
         raise InputError(
             f"the audio has {found_hz} samples a second, the model takes {rate_hz}, and resampling needs the package "
@@ -251,18 +253,24 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
         ) from None
     common = math.gcd(found_hz, rate_hz)
     up, down = rate_hz // common, found_hz // common
+    if (phases := max(up, down)) > MOST_PHASES:
+        raise InputError(
+            f"the audio has {found_hz} samples a second, which is far above the model's {rate_hz} and shares no large "
+            f"factor with it; resample it: ffmpeg -i FILE -ar {rate_hz} FILE.wav"
+        )
+    taps = firwin(2 * REACH * phases + 1, 1 / phases, window=("kaiser", 5.0)).astype(np.float32)  # scipy's default
     reach = (REACH * max(up, down) // up // down + 2) * down  # samples on each side, whole periods of the two rates
     held, before = np.zeros(0, np.float32), 0  # the first `before` of these samples are done
     for block in blocks:
         held = np.concatenate([held, block])
         done = (len(held) - before - reach) // down * down
         if done >= reach:
-            found = resample_poly(held[: before + done + reach], up, down)
+            found = resample_poly(held[: before + done + reach], up, down, window=taps)
             yield found[before * up // down : (before + done) * up // down].astype(np.float32)
             left = min(reach, before + done)
             held, before = held[before + done - left :], left
     if len(held) > before:
-        yield resample_poly(held, up, down)[before * up // down :].astype(np.float32)
+        yield resample_poly(held, up, down, window=taps)[before * up // down :].astype(np.float32)
 
 
 def cut(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
