@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.bundle.engine_files import engine_names, load_engine
-from tightbeam.deploy.bundle.manifest import LayerChoice, Manifest, ParityReport, QuantizedEntry
+from tightbeam.deploy.bundle.manifest import MANIFEST, LayerChoice, Manifest, ParityReport, QuantizedEntry
 from tightbeam.deploy.bundle.operators import operators_note, operators_version
-from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.reader import Bundle, manifest_digest
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.languages import names_of
@@ -180,6 +180,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
             "max_target": sizes.max_target,
         },
         "layers": [layer.model_dump() for layer in manifest.layers],
+        "manifest_sha256": manifest_digest(bundle.path),
         "files": {entry.file: entry.bytes for entry in files},
         "total_bytes": sum(entry.bytes for entry in files),
         "batch": vars(workload),
@@ -229,6 +230,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         ),
         *_global_attention(manifest.global_tokens),
         ("files", _files(facts)),
+        ("sha256", f"{facts['manifest_sha256']} of {MANIFEST}, which has that of every other file"),
         (
             "cache",
             f"{_size(cache['total'])} (source {_size(cache['source'])}, generated "

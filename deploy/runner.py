@@ -117,6 +117,7 @@ class Runner:
         threads: int | None = None,
         device: str = "cpu",
         verify: bool = True,
+        manifest_sha256: str | None = None,
     ) -> Runner:
         """Load a bundle.
 
@@ -135,6 +136,9 @@ class Runner:
         verify : bool
             Compare every file with its SHA-256. On the CPU, a thread compares the weights while the model loads, and
             the first result waits for it; `wait_for_weights` waits before.
+        manifest_sha256 : str, optional
+            The SHA-256 that ``bundle.json`` must have, in hexadecimal digits, as ``show-bundle`` prints it. With
+            ``verify`` it stands for every file of the bundle.
 
         Returns
         -------
@@ -152,7 +156,7 @@ class Runner:
             raise InputError(
                 f"the bundle is {type(path).__name__}, expected the path of its folder; pass a str or a Path"
             )
-        bundle = Bundle.load(path, verify=verify, weights_later=True)
+        bundle = Bundle.load(path, verify=verify, weights_later=True, manifest_sha256=manifest_sha256)
         try:
             return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
         except BaseException:

@@ -130,6 +130,10 @@ class EngineEntry(Entry):
     precision_error: PrecisionErrorEntry | None
     kernels: tuple[KernelFile, ...] = ()
 
+    def files(self) -> tuple[FileEntry, ...]:
+        """Entries of all files beside ``engine.json``."""
+        return (self.encoder, self.decoder, *self.kernels)
+
 
 @dataclass(frozen=True)
 class BuiltEngine:
@@ -182,7 +186,7 @@ def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngin
         there = ", ".join(engine_names(bundle.path)) or "none"
         raise EngineFileError(f"bundle {bundle.path} has no engine {name!r}; it has {there}; {build_command(bundle)}")
     entry = _read_entry(bundle, folder)
-    for file in (entry.encoder, entry.decoder, *entry.kernels):
+    for file in entry.files():
         try:
             check_file(folder, file, verify)
         except BundleError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import reprlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -23,9 +24,9 @@ from pydantic import ValidationError
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
 from tightbeam.deploy.bundle.weights_check import WeightsCheck, changed, unreadable, wrong_size
-from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.errors import BundleError, InputError
 
-__all__ = ["Bundle", "check_file", "sha256_of"]
+__all__ = ["Bundle", "check_file", "manifest_digest", "sha256_of"]
 
 CHECKPOINT = "config.json"
 """A file of every checkpoint of transformers, and of no bundle's top folder without a manifest."""
@@ -51,7 +52,14 @@ class Bundle:
     weights_check: WeightsCheck | None = field(default=None, compare=False)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, verify: bool = True, weights_later: bool = False) -> Bundle:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        weights_later: bool = False,
+        manifest_sha256: str | None = None,
+    ) -> Bundle:
         """Read and check a bundle.
 
         Parameters
@@ -62,6 +70,9 @@ class Bundle:
             Compare every file with its SHA-256.
         weights_later : bool
             Compare the weights file in a thread, which `Bundle.wait_for_weights` waits for, rather than at once.
+        manifest_sha256 : str, optional
+            The expected SHA-256 of ``bundle.json`` in hexadecimal digits, which you got from somebody you trust. With
+            ``verify`` it stands for every file of the bundle, since ``bundle.json`` has the SHA-256 of each.
 
         Returns
         -------
@@ -74,7 +85,10 @@ class Bundle:
             names it.
         """
         folder = Path(path)
-        manifest = _read_manifest(folder)
+        text = _manifest_text(folder)
+        if manifest_sha256 is not None:
+            _check_digest(folder, text, manifest_sha256)
+        manifest = _parse_manifest(folder, text)
         bundle = cls(folder, manifest)
         later = manifest.weights if verify and weights_later else None
         for entry in manifest.files():
@@ -124,7 +138,26 @@ class Bundle:
         return self.path / entry.file
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def manifest_digest(folder: Path) -> str:
+    """SHA-256 of a bundle's ``bundle.json``, in hexadecimal digits. Raises BundleError if it cannot be read."""
+    return hashlib.sha256(_manifest_text(folder)).hexdigest()
+
+
+def _check_digest(folder: Path, text: bytes, expected: str) -> None:
+    """Raise BundleError unless ``bundle.json`` has the SHA-256 that the caller expects."""
+    if re.fullmatch("[0-9a-fA-F]{64}", expected) is None:
+        raise InputError(
+            f"manifest_sha256 is {reprlib.repr(expected)}, expected 64 hexadecimal digits; show-bundle prints them"
+        )
+    if (found := hashlib.sha256(text).hexdigest()) != expected.lower():
+        raise BundleError(
+            f"{folder / MANIFEST} has the SHA-256 {found}, expected {expected.lower()}: it is another bundle, or was "
+            "changed; get it again from where the expected digest comes from"
+        )
+
+
+def _manifest_text(folder: Path) -> bytes:
+    """The bytes of ``bundle.json``. Raises BundleError if there is none, or it cannot be read."""
     path = folder / MANIFEST
     try:
         if not folder.is_dir():
@@ -133,9 +166,13 @@ def _read_manifest(folder: Path) -> Manifest:
             if (folder / CHECKPOINT).is_file():
                 raise BundleError(f"{folder} is a checkpoint, not a bundle; export it first: export-model {folder}")
             raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
-        text = (folder / _inside(MANIFEST, folder)).read_bytes()
+        return (folder / _inside(MANIFEST, folder)).read_bytes()
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from error
+
+
+def _parse_manifest(folder: Path, text: bytes) -> Manifest:
+    path = folder / MANIFEST
     try:
         data = json.loads(text.decode("utf-8"))
         text = json.dumps(data, allow_nan=False).encode()

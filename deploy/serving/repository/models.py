@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
-from tightbeam.deploy.bundle.engine_files import ENGINES, build_command, engine_names, load_engine
+from tightbeam.deploy.bundle.engine_files import ENGINE_FILE, ENGINES, build_command, engine_names, load_engine
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE
@@ -261,9 +261,13 @@ def _add_version(
 
 
 def _copy(bundle: Bundle, target: Path, *, engines: bool) -> None:
-    """Copy the files that the manifest names, and no others."""
+    """Copy the files that the manifests of the bundle and of its engines name, and no others."""
     for name in (MANIFEST, *(entry.file for entry in bundle.manifest.files())):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle.path / name, target / name)
-    if engines:
-        shutil.copytree(bundle.path / ENGINES, target / ENGINES)
+    for name in engine_names(bundle.path) if engines else []:
+        engine = load_engine(bundle, name)
+        folder = target / ENGINES / name
+        folder.mkdir(parents=True)
+        for file in (ENGINE_FILE, *(entry.file for entry in engine.entry.files())):
+            shutil.copyfile(engine.path / file, folder / file)

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, GenerationError, InputError, Runner
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION
+from tightbeam.deploy.bundle.reader import manifest_digest
 from tightbeam.export.writing.weights import plan_weights, write_weights
 from tightbeam.plugins.ops.linear.layout import tiled
 
@@ -193,6 +194,26 @@ def test_without_verify_only_the_checksums_are_skipped(copy: Path) -> None:
     assert Runner.load(copy, verify=False).generate(np.array([[5, 2]]), max_new_tokens=2).sequences.shape[0] == 1
     edit(copy, put("decoder", "file", value="../decoder.onnx"))
     refused(copy, "../decoder.onnx", verify=False)
+
+
+def test_an_expected_digest_of_the_manifest(copy: Path) -> None:
+    """Who can change a file can change its checksum in bundle.json, but not a digest that the caller has."""
+    digest = hashlib.sha256((copy / "bundle.json").read_bytes()).hexdigest()
+    assert manifest_digest(copy) == digest
+    for given in (digest, digest.upper()):
+        Runner.load(copy, threads=1, manifest_sha256=given)
+    (copy / "tokenizer" / "tokenizer.json").write_bytes(b"{}")
+    entry = {"file": "tokenizer/tokenizer.json", "bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    names = [file["file"] for file in json.loads((copy / "bundle.json").read_text("utf-8"))["tokenizer"]["files"]]
+    edit(copy, put("tokenizer", "files", names.index(entry["file"]), value=entry))
+    said = (
+        rf"bundle.json has the SHA-256 {manifest_digest(copy)}, expected {digest}: it is another bundle, or was changed"
+    )
+    with pytest.raises(BundleError, match=said):
+        Bundle.load(copy, manifest_sha256=digest)
+    Bundle.load(copy, manifest_sha256=manifest_digest(copy))
+    with pytest.raises(InputError, match=r"^manifest_sha256 is 'abc', expected 64 hexadecimal digits; [^\n]+$"):
+        Bundle.load(copy, manifest_sha256="abc")
 
 
 def test_a_file_that_cannot_be_read_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

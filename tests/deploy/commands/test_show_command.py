@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def test_report_has_a_line_for_each_fact(call: Command) -> None:
         "variant": "el, fp32: source cache states, generated cache kv (all layers)",
         "sizes": "width 12, 3 heads, 1 decoder layer, 300 tokens, source of 32, output of 32 positions",
         "files": "63 kB: encoder.onnx 5.2 kB, decoder.onnx 17 kB, weights.safetensors 29 kB, tokenizer 12 kB",
+        "sha256": f"{sha256((OLD / 'bundle.json').read_bytes()).hexdigest()} of bundle.json, which has that of every "
+        "other file",
         "cache": "2.3 kB (source 1.5 kB, generated 0.8 kB) for a batch of 1, 1 beam, 32 source positions, 8 new tokens",
         "process": "97 MB for this batch on a CPU, by formula: 4.9 kB of weights in the file, 24 kB of packed copies "
         "of them, 2.3 kB of cache, 33 kB of buffers, 97 MB of libraries and graphs",

@@ -19,9 +19,12 @@ import pytest
 
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import WHISPER_GENERATION
+from support.runtimes.tensorrt_in_memory import engine_entry
 from support.serving.repositories import Command, config_of, content
 from support.serving.triton_requests import run
 from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.bundle.engine_files import EngineEntry, load_engine
+from tightbeam.deploy.bundle.writer import file_entry, write_engine
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.repository import models as repository_module
 from tightbeam.deploy.serving.repository.config import model_name_of
@@ -34,10 +37,21 @@ def speech(bundles: BundleCache) -> Path:
 
 @pytest.fixture(scope="module")
 def with_engine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with a folder in place of a TensorRT engine."""
+    """The same, with a TensorRT engine of a few bytes, and files beside it that no manifest names."""
     folder = Path(shutil.copytree(text, tmp_path_factory.mktemp("engine") / "bundle"))
-    (folder / "engines" / "mine").mkdir(parents=True)
-    (folder / "engines" / "mine" / "engine.json").write_text("{}")
+    bundle = Bundle.load(folder)
+
+    def fill(target: Path) -> EngineEntry:
+        entry = engine_entry(bundle)
+        for graph in ("encoder", "decoder"):
+            (target / f"{graph}.engine").write_bytes(graph.encode())
+            described = file_entry(target, f"{graph}.engine").model_dump()
+            entry = entry.model_copy(update={graph: getattr(entry, graph).model_copy(update=described)})
+        return entry
+
+    engine = write_engine(bundle, "mine", fill)
+    (engine.path / "secret").symlink_to("/etc/hostname")
+    (folder / "engines" / "notes.txt").write_text("not of the bundle")
     return folder
 
 
@@ -183,7 +197,9 @@ def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Pat
         assert found["instance_group"] == [{"count": 2, "kind": "KIND_GPU"}]
         assert found["parameters"]["engine"] == {"string_value": "tensorrt"}
         assert found["dynamic_batching"] == {}
-        assert (gpu / "bundle" / "engines" / "mine" / "engine.json").read_text() == "{}"
+        copied = {str(path.relative_to(gpu / "bundle" / "engines")) for path in (gpu / "bundle" / "engines").rglob("*")}
+        assert copied == {"mine", "mine/engine.json", "mine/encoder.engine", "mine/decoder.engine"}
+        assert load_engine(Bundle.load(gpu / "bundle"), "mine").entry.encoder.bytes == len("encoder")
 
 
 def test_rows_count_the_beams_of_the_checkpoint(triton_repo: Command, bundles: BundleCache, tmp_path: Path) -> None:
@@ -292,9 +308,12 @@ def test_settings_that_no_server_can_run(
 
 
 def test_an_engine_that_cannot_be_read(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
-    triton_repo(with_engine, tmp_path, "--engine", "tensorrt:mine").refused("engine.json has engine_version None")
-    triton_repo(with_engine, tmp_path, "--engine", "tensorrt:other").refused("no engine 'other'; it has mine")
-    assert list(tmp_path.iterdir()) == []
+    damaged = Path(shutil.copytree(with_engine, tmp_path / "damaged", ignore=shutil.ignore_patterns("secret")))
+    (damaged / "engines" / "mine" / "engine.json").write_text("{}")
+    models = tmp_path / "models"
+    triton_repo(damaged, models, "--engine", "tensorrt:mine").refused("engine.json has engine_version None")
+    triton_repo(with_engine, models, "--engine", "tensorrt:other").refused("no engine 'other'; it has mine")
+    assert not models.exists()
 
 
 def test_bundles_that_cannot_be_served(triton_repo: Command, text: Path, tmp_path: Path) -> None:
