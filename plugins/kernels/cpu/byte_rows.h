@@ -7,7 +7,7 @@
 
 namespace tightbeam {
 
-constexpr int CHUNK = 64;          // bytes of a row that are transposed at a time
+constexpr int CHUNK = 64;  // bytes of a row that are transposed at a time
 
 // Rows of integers, `step` apart; row i is at place[i]. While they are transposed, the rows of `next` at the same
 // places are prefetched, unless `next` is null.

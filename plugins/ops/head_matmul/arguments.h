@@ -8,10 +8,10 @@ namespace tightbeam {
 template <class Float>
 struct HeadMatMulArguments {
   int R, H;
-  int Y;       // columns of a head
-  int tiles;   // of 16 columns of a head
-  int groups;  // of four numbers of a row
-  int blocks;  // of a row, each with a scale of its own
+  int Y;           // columns of a head
+  int tiles;       // of 16 columns of a head
+  int groups;      // of four numbers of a row
+  int blocks;      // of a row, each with a scale of its own
   int digits = 1;  // integers that a number of a row is split into
 
   const Float* rows;             // [R, H, 4 groups]

@@ -107,9 +107,10 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
                       weights + ahead + index * step * groups.size(), step});
     if (part + 1 < plan.parts) return;
     const long row = rows.row(row_tile);
-    kernels.scale({products, stride, height / a.digits, columns, a.digits, a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
-                   a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
-                   a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
+    kernels.scale({products, stride, height / a.digits, columns, a.digits, a.row_scale + row * a.row_scale_step + block,
+                   a.row_scale_step, a.scale + static_cast<long>(block) * a.Y + first, block == 0,
+                   block + 1 == a.blocks, a.bias + first, a.activation,
+                   a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
                    a.products + row * a.products_step + first, a.products_step});
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
