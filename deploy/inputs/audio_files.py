@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,10 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
         ) from None
     common = math.gcd(found_hz, rate_hz)
     up, down = rate_hz // common, found_hz // common
+    blocks = iter(blocks)
+    first = next(blocks, None)  # whose reader refuses a rate that no sound has
+    if first is None:
+        return
     if (phases := max(up, down)) > MOST_PHASES:
         raise InputError(
             f"the audio has {found_hz} samples a second, which is far above the model's {rate_hz} and shares no large "
@@ -261,7 +266,7 @@ def resampled(blocks: Iterable[Samples], found_hz: int, rate_hz: int) -> Iterato
     taps = firwin(2 * REACH * phases + 1, 1 / phases, window=("kaiser", 5.0)).astype(np.float32)  # scipy's default
     reach = (REACH * max(up, down) // up // down + 2) * down  # samples on each side, whole periods of the two rates
     held, before = np.zeros(0, np.float32), 0  # the first `before` of these samples are done
-    for block in blocks:
+    for block in chain([first], blocks):
         held = np.concatenate([held, block])
         done = (len(held) - before - reach) // down * down
         if done >= reach:
