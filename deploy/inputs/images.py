@@ -57,6 +57,8 @@ class ImageReader(SourceReader):
         The most pages of an image.
     most_pixels
         The most pixels of a page.
+    together
+        The most pages of one image that are decoded when it is opened; the others follow one by one.
 
     Raises
     ------
@@ -72,7 +74,9 @@ class ImageReader(SourceReader):
         numbers: Iterator[int] | None = None,
         most_pages: float = math.inf,
         most_pixels: int = MAX_PIXELS,
+        together: int = IMAGES_AHEAD,
     ) -> None:
+        self._together = together
         self._processor, self._most_pages, self._most_pixels = model.require_images(), most_pages, most_pixels
         super().__init__(model, settings, numbers, without_tokens="an image")
 
@@ -80,18 +84,17 @@ class ImageReader(SourceReader):
         if not isinstance(source, str | bytes):
             return OpenInput(result, [self._sample(check_colours(source))])
         file = ImageFile(source, most_pages=self._most_pages, most_pixels=self._most_pixels)
-        if len(file) == 1:
-            return OpenInput(result, [self._sample(file.read(0))])
         self._check_pages(len(file), result.source or "the image")
         pages = (self._sample(file.read(page)) for page in range(len(file)))
-        return PartedInput(result, [], count=len(file), parts=pages, paged=True).begin(IMAGES_AHEAD)
+        opened = PartedInput(result, [], count=len(file), parts=pages, paged=len(file) > 1)
+        return opened.begin(self._together)
 
     def _sample(self, colours: npt.NDArray[np.uint8]) -> Sample:
         return self.model.sample_of_pixels(next(self.numbers), self._processor.pixels(colours), self.settings)
 
     def _check_pages(self, pages: int, shown: str) -> None:
         returned = self.options.num_return_sequences
-        if returned > 1:
+        if returned > 1 and pages > 1:
             raise InputError(
                 f"num_return_sequences={returned} is for images of one page, {shown} has {pages}; leave it out, or "
                 "save each page as a file"

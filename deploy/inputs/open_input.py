@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.inputs.output import Output, TextSegment, join, output_of
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.text_pieces import TextPieces
@@ -47,6 +47,11 @@ class OpenInput:
     def done(self) -> bool:
         """True if nothing is left to run."""
         return self.failure is not None or len(self.found) == len(self.samples)
+
+    @property
+    def unread(self) -> int:
+        """Parts that `PartedInput.read_part` has not read yet."""
+        return 0
 
     @property
     def is_one_sample(self) -> bool:
@@ -92,6 +97,9 @@ class OpenInput:
 class PartedInput(OpenInput):
     """An input of several parts (pages, or parts of a recording), of which a few are read and run at a time.
 
+    The caller reads the parts after the first ones with `read_part`, and appends each to ``samples``. Reading may take
+    seconds, so it may happen in another thread, one at a time, and the rest stays in the caller's.
+
     Attributes
     ----------
     count : int
@@ -119,23 +127,23 @@ class PartedInput(OpenInput):
         return self.failure is not None or len(self.found) == self.count
 
     @property
+    def unread(self) -> int:
+        return 0 if self.failure is not None else self.count - len(self.samples)
+
+    @property
     def is_one_sample(self) -> bool:
         return self.count == 1
+
+    def read_part(self) -> Sample:
+        """Read the next part, which the caller appends to the samples. Raises InputError if it cannot be read."""
+        return next(self.parts)
 
     def take(self, number: int, result: SearchResult) -> list[Sample]:
         super().take(number, result)
         place = next(place for place, sample in enumerate(self.samples) if sample.number == number)
         done = self.samples[place]
         self.samples[place] = replace(done, source=done.source[:0].copy())  # its features are not needed any more
-        if self.failure is not None:
-            return []
-        try:
-            more = list(islice(self.parts, 1))
-        except InputError as error:
-            self.failure = error
-            return []
-        self.samples += more
-        return more
+        return []
 
     def output(self, model: Model) -> Output:
         if not self.paged:

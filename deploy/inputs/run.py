@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tightbeam.deploy.errors import BundleError, DeviceError
-from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.errors import BundleError, DeviceError, InputError
+from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.read_ahead import CAPACITY, ReadAhead
 from tightbeam.deploy.inputs.result import InputResult
@@ -14,6 +14,7 @@ from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.queue import WINDOW
+from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, Scheduler
 
 __all__ = ["FoundSegments", "FoundText", "finished", "run_inputs"]
@@ -176,7 +177,7 @@ def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:
         if owner is None:  # another sample of the same input has failed
             continue
         if not isinstance(ended, FailedSample):
-            for sample in owner.take(ended.number, ended.result):
+            for sample in owner.take(ended.number, ended.result) or _next_part(owner):
                 owners[sample.number] = owner
                 scheduler.add(sample)
         elif isinstance(ended.error, DeviceError) or not isinstance(ended.error, BundleError):
@@ -186,3 +187,15 @@ def _turn(scheduler: Scheduler, owners: dict[int, OpenInput]) -> None:
             for sample in owner.samples:
                 if owners.pop(sample.number, None) is not None:
                     scheduler.cancel(sample.number)
+
+
+def _next_part(owner: OpenInput) -> list[Sample]:
+    """Read the next part of an input, if it has one. If it cannot be read, the input has a failure."""
+    if not isinstance(owner, PartedInput) or not owner.unread:
+        return []
+    try:
+        owner.samples.append(owner.read_part())
+    except InputError as error:
+        owner.failure = error
+        return []
+    return owner.samples[-1:]

@@ -79,7 +79,7 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Parses and checks requests, in any thread.
+    """Parses and checks requests, in any thread. Pages and parts of recordings are left unread.
 
     Parameters
     ----------
@@ -169,10 +169,10 @@ class RequestParser:
         settings, _ = self._settings(parameters)
         if self._model.reads_images:
             return ImageReader(
-                self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES, most_pixels=MAX_PIXELS
+                self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES, most_pixels=MAX_PIXELS, together=0
             )
         if self._model.recordings is not None:
-            return RecordingReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
+            return RecordingReader(self._model, settings, numbers=self._numbers, most_s=self._most_s, together=0)
         return WindowReader(self._model, settings, numbers=self._numbers, most_s=self._most_s)
 
     @property

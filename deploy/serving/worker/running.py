@@ -8,9 +8,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
-from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
@@ -29,7 +30,7 @@ from tightbeam.deploy.serving.protocol.messages import (
     Stats,
     Token,
 )
-from tightbeam.deploy.serving.worker.parsing import ParsingThreads
+from tightbeam.deploy.serving.worker.parsing import THREADS, Job, ParsingThreads
 from tightbeam.deploy.serving.worker.requests import ParsedRequest, RequestParser
 
 __all__ = ["RunningRequests"]
@@ -38,6 +39,10 @@ REPORT_SECONDS = 0.5
 """Longest time between two reports, if there are no events."""
 PARSING_SECONDS = 0.02
 """Longest wait for a parsed request in a turn, if no sample runs."""
+PARTS_AHEAD = 4
+"""The most parts of a row (pages, or parts of a recording) that are read and have no result."""
+MOST_READ_BYTES = 1 << 28
+"""No further part is read while the parts without a result take this many bytes."""
 SHARE = 4
 """The windows of one recording take this part of the places at most: a quarter."""
 
@@ -47,7 +52,8 @@ class _OpenRow:
     """A row without a result.
 
     ``alone``: its samples run in batches of their own. ``waiting``: samples that the scheduler does not have yet.
-    ``running``: number of samples that it has. ``segments``: number of segments sent. ``pieces``: the text of these.
+    ``running``: number of samples that it has. ``reading``: a thread reads its next part. ``read``: number of parts
+    that were read and have no result. ``segments``: number of segments sent. ``pieces``: the text of these.
     """
 
     request: ParsedRequest
@@ -56,6 +62,8 @@ class _OpenRow:
     alone: bool
     waiting: deque[Sample] = field(default_factory=deque)
     running: int = 0
+    reading: bool = False
+    read: int = 0
     segments: int = 0
     pieces: TextPieces | None = None
 
@@ -102,8 +110,13 @@ class RunningRequests(NullEvents):
         self._model, self._stream, self._send, self._max_rows = model, stream, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
         self._parser = RequestParser(model, max_rows)
-        self._parsing = ParsingThreads(self._parser.parse, self._announce)
+        self._parsing = ParsingThreads(self._announce)
         self._sending = threading.Lock()
+        self._rows: dict[int, list[_OpenRow]] = {}  # by request
+        self._parted: dict[
+            int, list[_OpenRow]
+        ] = {}  # those of several parts, too; the request that was read last is last
+        self._read_bytes: dict[int, int] = {}  # of the parts that were read and have no result, by sample
         self._samples: dict[int, _Running] = {}
         self._events: list[Event] = []
         self._tokens = 0
@@ -112,13 +125,15 @@ class RunningRequests(NullEvents):
     @property
     def active(self) -> bool:
         """True if a turn has something to do."""
-        return self._scheduler.active or self._parsing.active
+        return self._scheduler.active or self._parsing.active or bool(self._rows)
 
     def add(self, request: Request) -> None:
         """Add a request, which is run in later turns. One that cannot be run is refused."""
         try:
             if not self._parser.is_quick(request):
-                self._parsing.put(request)
+                self._parsing.put(
+                    Job(request.number, partial(self._parser.parse, request), partial(self._start_parsed, request))
+                )
                 return
             parsed = self._parser.parse(request)
         except Exception as error:  # a defect must not end the worker
@@ -129,18 +144,20 @@ class RunningRequests(NullEvents):
     def cancel(self, number: int) -> None:
         """Drop a request by its number. It has no events from then on."""
         self._parsing.cancel(number)
-        for own in [own for own, running in self._samples.items() if running.owner.request.number == number]:
-            self._scheduler.cancel(own)
-            self._samples.pop(own).owner.input.close()
+        self._parted.pop(number, None)
+        for owner in self._rows.pop(number, ()):
+            owner.input.close()
+            for sample in owner.input.samples:
+                self._read_bytes.pop(sample.number, None)
+                if self._samples.pop(sample.number, None) is not None:
+                    self._scheduler.cancel(sample.number)
 
     def turn(self) -> None:
         """Take one turn of the scheduler, and send its events."""
-        for request, parsed in self._parsing.take(0 if self._scheduler.active else PARSING_SECONDS):
-            self._events.append(Reading(request.number, ended=True))
-            if isinstance(parsed, Exception):
-                self._refuse(request.number, parsed)
-            else:
-                self._start(request, parsed)
+        for job in self._parsing.take(0 if self._scheduler.active else PARSING_SECONDS):
+            self._events.append(Reading(job.number, ended=True))
+            job.then(job.outcome)
+        self._read_parts()
         for ended in self._scheduler.turn():
             running = self._samples.pop(ended.number, None)
             if running is None:
@@ -178,13 +195,51 @@ class RunningRequests(NullEvents):
             message = f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam"
         self._events.append(Refused(number, message, client_error=isinstance(error, InputError | GenerationError)))
 
+    def _start_parsed(self, request: Request, parsed: ParsedRequest | Exception) -> None:
+        if isinstance(parsed, Exception):
+            self._refuse(request.number, parsed)
+        else:
+            self._start(request, parsed)
+
     def _start(self, request: Request, parsed: ParsedRequest) -> None:
         owners = [_OpenRow(parsed, row, opened, request.alone) for row, opened in enumerate(parsed.rows)]
+        self._rows[request.number] = list(owners)
+        if parted := [owner for owner in owners if isinstance(owner.input, PartedInput)]:
+            self._parted[request.number] = parted
         for owner in owners:
             self._run(owner, owner.input.samples)
         for owner in owners:
-            if owner.input.done:  # a recording of silence
+            if owner.input.done and request.number in self._rows:  # a recording of silence
                 self._finish(owner)
+
+    def _read_parts(self) -> None:
+        """Have the next parts of rows read: one of each request at a time, in turn, as far as the limits allow."""
+        idle = [number for number, rows in self._parted.items() if not any(owner.reading for owner in rows)]
+        reading = len(self._parted) - len(idle)
+        for number in idle:
+            if reading >= THREADS or sum(self._read_bytes.values()) >= MOST_READ_BYTES:
+                return
+            rows = self._parted[number]
+            owner = next((each for each in rows if each.input.unread and each.read < PARTS_AHEAD), None)
+            if owner is not None:
+                assert isinstance(owner.input, PartedInput)
+                owner.reading = True
+                reading += 1
+                self._parsing.put(Job(number, owner.input.read_part, partial(self._start_part, owner)))
+                self._parted[number] = self._parted.pop(number)
+
+    def _start_part(self, owner: _OpenRow, part: Sample | Exception) -> None:
+        """Run a part that was read, or refuse the request of one that cannot be."""
+        owner.reading = False
+        if isinstance(part, Exception):
+            if isinstance(part, InputError) and len(owner.request.rows) > 1:
+                part = part.at(f"row {owner.row}")
+            self._fail(owner, part)
+            return
+        owner.read += 1
+        self._read_bytes[part.number] = part.source.nbytes
+        owner.input.samples.append(part)
+        self._run(owner, [part])
 
     def _run(self, owner: _OpenRow, samples: Sequence[Sample]) -> None:
         """Queue the samples of a row, and start as many of them as its share of the scheduler's rows allows."""
@@ -200,6 +255,8 @@ class RunningRequests(NullEvents):
         """Take the result of a sample, and run the row's next samples."""
         owner = running.owner
         owner.running -= 1
+        if self._read_bytes.pop(finished.number, None) is not None:
+            owner.read -= 1
         self._run(owner, owner.input.take(finished.number, finished.result))
         try:
             self._stream_segments(owner)
@@ -212,6 +269,12 @@ class RunningRequests(NullEvents):
     def _finish(self, owner: _OpenRow, streamed: _Running | None = None) -> None:
         """Send the result of a row, behind the last tokens of its ``streamed`` sample."""
         owner.input.close()
+        for by_request in (self._rows, self._parted):
+            rows = by_request.get(owner.request.number, [])
+            if owner in rows:
+                rows.remove(owner)
+            if not rows:
+                by_request.pop(owner.request.number, None)
         try:
             if owner.input.failure is not None:
                 raise owner.input.failure

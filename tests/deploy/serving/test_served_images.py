@@ -16,9 +16,10 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.image import images
 from support.serving.triton_requests import run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.inputs.images import ImageReader
+from tightbeam.deploy.inputs.image_files import ImageFile
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.worker import requests as reading
+from tightbeam.deploy.serving.worker import running
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -103,14 +104,24 @@ def test_a_file_beyond_the_limit_is_refused(trocr: Runner, monkeypatch: pytest.M
     assert re.fullmatch(r"IMAGE has [\d,]+ bytes, expected 99 at most; send a smaller file", message)
 
 
-def test_an_image_that_is_read_for_long_holds_nobody_up(trocr: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are answered while its file is read; a request cancelled meanwhile has no events."""
-    read, answered = ImageReader.read, threading.Event()
+def tiff(*pages: Any, **how: Any) -> bytes:
+    data = io.BytesIO()
+    first, *others = map(pillow.fromarray, pages)
+    first.save(data, "TIFF", save_all=True, append_images=others, **how)
+    return data.getvalue()
 
-    def slow(reader: ImageReader, row: int, data: Any) -> Any:
-        if data == FILES[2]:
+
+@pytest.mark.parametrize("late", [0, 5])
+def test_a_page_that_is_read_for_long_holds_nobody_up(
+    trocr: Runner, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """The others are answered while it is read; a request cancelled meanwhile has no events."""
+    read, answered = ImageFile.read, threading.Event()
+
+    def slow(file: ImageFile, page: int) -> Any:
+        if len(file) == 6 and page == late:
             assert answered.wait(60)
-        return read(reader, row, data)
+        return read(file, page)
 
     def cancelled() -> set[int]:
         if len([event for event in events if isinstance(event, Row)]) == 2:
@@ -118,10 +129,44 @@ def test_an_image_that_is_read_for_long_holds_nobody_up(trocr: Runner, monkeypat
         return {3}
 
     events: list[Any] = []
-    monkeypatch.setattr(ImageReader, "read", slow)
-    requests = [image_request(0, FILES[2]), *(image_request(number, FILES[0]) for number in (1, 2, 3))]
+    monkeypatch.setattr(ImageFile, "read", slow)
+    whole = tiff(*PAGES, *PAGES)
+    requests = [image_request(0, whole), *(image_request(number, FILES[0]) for number in (1, 2, 3))]
     log = run(trocr, requests, cancelled=cancelled, seen=events)
     assert [event.number for event in log.events] == [1, 2, 0]
+    assert log.outputs(0)[0].texts == trocr.read_images([whole], **SETTINGS)[0].texts
+
+
+@pytest.mark.parametrize(("limit", "value", "most"), [("MOST_READ_BYTES", 1, 2), ("PARTS_AHEAD", 1, 2)])
+def test_few_pages_wait_as_pixels(
+    trocr: Runner, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
+) -> None:
+    """Of all requests together (the second thread reads while the first page is counted), and of each row."""
+    monkeypatch.setattr(running, limit, value)
+    waiting: list[int] = []
+    run_part = running.RunningRequests._run
+
+    def counted(own: running.RunningRequests, owner: Any, samples: Any) -> None:
+        run_part(own, owner, samples)
+        waiting.append(len(own._read_bytes))
+
+    monkeypatch.setattr(running.RunningRequests, "_run", counted)
+    log = run(trocr, [image_request(number, tiff(*PAGES, *PAGES)) for number in (0, 1)])
+    assert len(log.outputs(0)) == len(log.outputs(1)) == 1
+    assert 1 <= max(waiting) <= most
+
+
+def test_a_broken_page_behind_good_ones_refuses_its_request(trocr: Runner) -> None:
+    data = bytearray(tiff(*(PAGES[0] for _ in range(6)), compression="tiff_lzw"))
+    last = pillow.open(io.BytesIO(bytes(data)))
+    last.seek(5)
+    (offset,), (count,) = last.tag_v2[273], last.tag_v2[279]
+    data[offset : offset + count] = b"\xff" * count
+    log = run(trocr, [image_request(0, FILES[0], bytes(data)), image_request(1, FILES[2])])
+    (refused,) = log.refusals().values()
+    assert refused.number == 0 and refused.client_error
+    assert refused.message.startswith("row 1: the image, page 6 cannot be read as an image")
+    assert len(log.outputs(1)) == 1
 
 
 @pytest.mark.slow
