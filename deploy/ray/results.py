@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from tightbeam.deploy.bundle.atomic_file import remove_partial, write_file
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.ray.input_data import InputFile
@@ -24,11 +22,9 @@ from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.partition import PARQUET, Partition
 from tightbeam.deploy.tries.trie import Trie
 
-__all__ = ["bundle_digest", "failed_rows", "open_results", "remove_partial", "result_path", "write_whole"]
+__all__ = ["bundle_digest", "failed_rows", "open_results", "remove_unfinished", "result_path", "write_result"]
 
 RECORD = "_run.json"
-PARTIAL = ".partial-"
-"""Mark in the names of files that are being written."""
 
 
 def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile]) -> None:
@@ -62,7 +58,7 @@ def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile
             raise InputError(f"{changed} has changed since {folder} was begun; pass another --output")
         record = {"files": {**before["files"], **now}, "run": before["run"]}
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
+        write_result(folder / RECORD, json.dumps(record, indent=1).encode())
     except OSError as error:
         raise InputError(f"cannot write {folder}: {(error.strerror or '').lower()}; pass another --output") from None
 
@@ -85,28 +81,15 @@ def failed_rows(path: Path) -> int:
         raise InputError(f"{path} holds no results; remove it, so that its rows are run again") from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that appears when it is complete, and replaces an older one. Raises OSError."""
+def write_result(path: Path, data: bytes, *, run: str = "") -> None:
+    """Write a file that appears when it is complete, for the run ``run``. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
+    write_file(path, [data], writer=run)
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove the unfinished files of actors that were killed. No actor may be writing into the folder."""
-    for path in folder.rglob(f".*{PARTIAL}*"):
-        with suppress(OSError):
-            path.unlink()
+def remove_unfinished(folder: Path, run: str) -> None:
+    """Remove the unfinished files of a run whose actors have all ended, and those that other runs left long ago."""
+    remove_partial(folder.rglob(".*"), writer=run)
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

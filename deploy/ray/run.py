@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,14 @@ from tightbeam.deploy.ray.cluster import connected, machines
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
-from tightbeam.deploy.ray.results import bundle_digest, failed_rows, in_json, open_results, remove_partial, result_path
+from tightbeam.deploy.ray.results import (
+    bundle_digest,
+    failed_rows,
+    in_json,
+    open_results,
+    remove_unfinished,
+    result_path,
+)
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
 from tightbeam.deploy.ray.worker import Job, PartitionReport
@@ -95,26 +104,29 @@ def run_on_ray(run: RayRun) -> int:
     failed = sum(map(failed_rows, there.values()))
     if there and not run.quiet:
         say(f"note: {folder} has the results of {len(there)} of {counted(len(partitions), 'partition')}")
+    name = secrets.token_hex(4)
     try:
-        code = _run_missing(run, missing, bundle, options) if missing else 0
+        code = _run_missing(run, missing, bundle, options, name) if missing else 0
     finally:
-        remove_partial(folder)
+        remove_unfinished(folder, name)
     if failed:
         say(f'error: {counted(failed, "row")} of earlier runs could not be run; each has its "error" in the results')
     return 1 if failed else code
 
 
-def _run_missing(run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions) -> int:
+def _run_missing(
+    run: RayRun, missing: Sequence[Partition], bundle: Bundle, options: GenerationOptions, name: str = ""
+) -> int:
     together = run.rows.batch_size if run.rows.max_rows is None else max(1, run.rows.max_rows // options.num_beams)
     memory = memory_of_actor(bundle.manifest, options, together)
-    return _Run(run, missing, options.num_return_sequences).go(memory)
+    return _Run(run, missing, options.num_return_sequences, name).go(memory)
 
 
 class _Run:
     """A run in progress: prints each report, and adds up the totals."""
 
-    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int) -> None:
-        self._run, self._partitions, self._returned = run, partitions, returned
+    def __init__(self, run: RayRun, partitions: Sequence[Partition], returned: int, name: str) -> None:
+        self._run, self._partitions, self._returned, self._name = run, partitions, returned, name
         self._output = sys.stdout
         self._progress = progress_bar(run.quiet or (run.output is None and sys.stdout.isatty()))
         self._bar = RunProgress(self._progress, sum(part.rows for part in partitions))
@@ -133,20 +145,28 @@ class _Run:
             actors = plan_actors(machines(ray), memory, threads=run.threads, gpu=gpu)
             actors = replace(actors, count=min(actors.count, len(self._partitions)))
             threads = None if gpu else actors.cores
-            cluster = ClusterRun(ray, _job(run, threads), actors, ordered=run.output is None)
+            cluster = ClusterRun(ray, _job(run, threads, self._name), actors, ordered=run.output is None)
             if not run.quiet:
                 rows = counted(sum(part.rows for part in self._partitions), "row")
                 say(f"note: {rows} in {counted(len(self._partitions), 'partition')}, {actors.text}")
-            by_index = {part.index: part for part in self._partitions}
             with self._progress:
-                for report in cluster.reports(self._partitions):
-                    if report.fatal:
-                        raise InputError(report.failure or "an actor failed")
-                    self._show(by_index.pop(report.index), report)
+                self._show_all(cluster.reports(self._partitions))
             started = cluster.started() or begun
-        for part in by_index.values():
-            self._lost.append(f"{part.place}: no actor reported it")
         return self._end(time.time() - started, started - begun)
+
+    def _show_all(self, reports: Iterable[PartitionReport]) -> None:
+        """Print reports as they come; on standard output in the order of the partitions, each of which is there."""
+        waiting = {part.index: part for part in self._partitions}
+        held: dict[int, PartitionReport] = {}
+        for report in reports:
+            if report.fatal:
+                raise InputError(report.failure or "an actor failed")
+            held[report.index] = report
+            due = list(itertools.takewhile(held.__contains__, waiting)) if self._run.output is None else [report.index]
+            for index in due:
+                self._show(waiting.pop(index), held.pop(index))
+        for index, part in waiting.items():
+            self._show(part, held.get(index) or PartitionReport(index, failure="no actor reported it"))
 
     def _show(self, part: Partition, report: PartitionReport) -> None:
         """Print the results of a partition, and its errors."""
@@ -216,7 +236,7 @@ def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapp
     }
 
 
-def _job(run: RayRun, threads: int | None) -> Job:
+def _job(run: RayRun, threads: int | None, name: str) -> Job:
     """Return the work, with paths that other machines can use."""
     bundle = Path(os.path.abspath(run.bundle))
     return Job(
@@ -231,6 +251,7 @@ def _job(run: RayRun, threads: int | None) -> Job:
         engine=run.engine,
         device=run.device,
         threads=threads,
+        run=name,
     )
 
 

@@ -21,7 +21,7 @@ from tightbeam.deploy.ray.lines import read_lines
 from tightbeam.deploy.ray.parquet import read_table
 from tightbeam.deploy.ray.partition import PARQUET, SOUND, TEXT, FieldNames, Partition
 from tightbeam.deploy.ray.recordings import recordings_of_lines, run_sound_rows
-from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_whole
+from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_result
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
 
@@ -55,6 +55,8 @@ class Job:
         Return results as JSON, rather than as text.
     engine, device, threads
         Arguments of `Runner.load`.
+    run : str
+        The run, in the names of its unfinished files.
     """
 
     bundle: str
@@ -68,6 +70,7 @@ class Job:
     engine: str
     device: str
     threads: int | None
+    run: str
 
 
 @dataclass
@@ -162,9 +165,10 @@ class PartitionWorker:
             if target is None:
                 report.lines = self._lines(partition, results, keys)
             elif partition.kind == PARQUET:
-                write_whole(target, self._parquet(partition, results))
+                write_result(target, self._parquet(partition, results), run=job.run)
             else:
-                write_whole(target, "".join(f"{line}\n" for line in json_lines(results, keys, job.fields)).encode())
+                text = "".join(f"{line}\n" for line in json_lines(results, keys, job.fields))
+                write_result(target, text.encode(), run=job.run)
         except (InputError, OSError) as error:
             report.failure = f"machine {platform.node()}: {error}"
         except BundleError as error:

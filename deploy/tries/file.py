@@ -12,10 +12,10 @@ is in use: replace it by a new file of the same name, as ``write_trie`` does, an
 
 from __future__ import annotations
 
+import glob
 import os
 import struct
 import sys
-import tempfile
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from tightbeam.deploy.arrays import Nodes
+from tightbeam.deploy.bundle.atomic_file import remove_partial, write_file
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.tries.trie import Trie
 
@@ -54,17 +55,8 @@ def write_trie(trie: Trie, path: str | os.PathLike[str]) -> None:
     crc = zlib.crc32(arrays[1].data, zlib.crc32(arrays[0].data))
     header = HEADER.pack(MAGIC, VERSION, crc, len(trie.tokens), trie.vocabulary, trie.entries, trie.longest, bytes(16))
     try:
-        number, partial = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
-        try:
-            with open(number, "wb") as file:
-                file.write(header)
-                for array in arrays:
-                    file.write(array.data)
-            os.chmod(partial, 0o644)
-            os.replace(partial, target)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        remove_partial(target.parent.glob(f".{glob.escape(target.name)}.*"))
+        write_file(target, [header, *(array.data for array in arrays)])
     except OSError as error:
         raise InputError(
             f"cannot write {target}: {(error.strerror or str(error)).lower()}; choose another file"

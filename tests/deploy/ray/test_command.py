@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tightbeam.deploy.ray.run as ray_run
 from support.commands import Command, caller
-from tightbeam.deploy.ray.results import write_whole
+from tightbeam.deploy.ray.results import write_result
 from tightbeam.deploy.ray.run import _Run
+from tightbeam.deploy.ray.sizing import Actors
+from tightbeam.deploy.ray.worker import PartitionReport
 
 BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 
@@ -89,7 +93,7 @@ def test_rows_that_failed_before_make_the_exit_code(
     folder = tmp_path / "results"
 
     def run_none(self: Any, memory: Any) -> int:
-        write_whole(folder / f"{text.name}-00000.jsonl", b'{"line": 1, "error": "empty text"}\n')
+        write_result(folder / f"{text.name}-00000.jsonl", b'{"line": 1, "error": "empty text"}\n')
         return 1
 
     monkeypatch.setattr(_Run, "go", run_none)
@@ -102,3 +106,31 @@ def test_rows_that_failed_before_make_the_exit_code(
     ]
     (folder / f"{text.name}-00000.jsonl").write_bytes(b"[1")
     command(BUNDLE, text, "--ray", "--output", folder).failed("holds no results; remove it")
+
+
+def test_a_partition_that_nobody_reports_keeps_its_lines(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of standard output for each line of the input, in its order, so that their numbers agree."""
+
+    class Cluster:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            pass
+
+        def reports(self, partitions: Any) -> Any:
+            for index in (0, 3, 2):
+                yield PartitionReport(index, rows=2, lines=[f"{index} first", f"{index} second"])
+
+        def started(self) -> None:
+            return None
+
+    monkeypatch.setattr(ray_run, "connected", nullcontext)
+    monkeypatch.setattr(ray_run, "machines", lambda ray: [])
+    monkeypatch.setattr(ray_run, "plan_actors", lambda *given, **options: Actors(1, 1))
+    monkeypatch.setattr(ray_run, "ClusterRun", Cluster)
+    file = tmp_path / "a.txt"
+    file.write_text("a town\n" * 8)
+    done = command(BUNDLE, file, "--ray", "--partition-rows", "2")
+    assert done.code == 1
+    assert done.out.splitlines() == ["0 first", "0 second", "", "", "2 first", "2 second", "3 first", "3 second"]
+    assert f"error: {file.name}, rows 3 to 4: no actor reported it" in done.err

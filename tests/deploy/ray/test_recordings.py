@@ -72,6 +72,7 @@ def actor(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "engine": "onnxruntime",
             "device": "cpu",
             "threads": 1,
+            "run": "a",
         }
         counter = SimpleNamespace(start=SimpleNamespace(remote=starts.start))
         return PartitionWorker(Job(**common | changes), counter)

@@ -12,7 +12,7 @@ import pytest
 from support.options import resolve_options
 from tightbeam.deploy import InputError
 from tightbeam.deploy.ray.input_data import InputFile
-from tightbeam.deploy.ray.results import in_json, open_results, remove_partial, write_whole
+from tightbeam.deploy.ray.results import in_json, open_results, remove_unfinished, write_result
 from tightbeam.deploy.tries.build import build_trie
 
 RUN: dict[str, Any] = {"bundle": "abc", "num-beams": 4, "eos": (2, 3)}
@@ -64,20 +64,33 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_half_written_files_are_removed(tmp_path: Path) -> None:
-    for name in ("a/.b.jsonl-00001.jsonl.partial-x1", ".c.partial-2", "a/b.jsonl-00000.jsonl", "_run.json"):
+    """Those of the run that has ended, and of others long ago; another run of the same folder may be writing."""
+    for name in ("a/.b.jsonl-00001.jsonl.partial-run1-x", ".c.partial-run1-y", "a/b.jsonl-00000.jsonl", "_run.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    remove_partial(tmp_path)
+    (tmp_path / "a" / ".d.partial-run2-x").touch()
+    (tmp_path / "a" / ".e.partial-run3-x").touch()
+    os.utime(tmp_path / "a" / ".e.partial-run3-x", (0, 0))
+    remove_unfinished(tmp_path, "run1")
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"a/b.jsonl-00000.jsonl", "_run.json"}
+    assert left == {"a/b.jsonl-00000.jsonl", "a/.d.partial-run2-x", "_run.json"}
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole(tmp_path / "inside" / "a", b"old")
+    write_result(tmp_path / "inside" / "a", b"old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError, match="no space"):
-        write_whole(tmp_path / "inside" / "a", b"new")
+        write_result(tmp_path / "inside" / "a", b"new")
     assert {file.name: file.read_bytes() for file in (tmp_path / "inside").iterdir()} == {"a": b"old"}
+
+
+def test_results_have_the_permissions_of_a_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_result(tmp_path / "a", b"secret")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
 def test_every_setting_can_be_recorded(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def job(**changes: Any) -> Job:
         engine="onnxruntime",
         device="cpu",
         threads=1,
+        run="a",
     )
     return replace(made, **changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +162,18 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
 def test_entries_that_are_none(entries: list[list[int]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_trie(entries)
+
+
+def test_a_written_file_follows_the_umask_and_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.trie"
+    abandoned, being_written = tmp_path / ".a.trie.partial--1", tmp_path / ".a.trie.partial--2"
+    for partial in (abandoned, being_written):
+        partial.touch()
+    os.utime(abandoned, (0, 0))
+    before = os.umask(0o077)
+    try:
+        write_trie(build_trie([[1]]), path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == [being_written, path]
