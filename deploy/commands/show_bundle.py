@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.bundle_facts import facts_of, report_of, workload_of
 from tightbeam.deploy.console import Version, command_line, printable, say
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
+from tightbeam.deploy.model.bundle_facts import facts_of, report_of, workload_of
 
 __all__ = ["main"]
 

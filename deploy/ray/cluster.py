@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.errors import RuntimeSetupError, first_line
-from tightbeam.deploy.process import allowed_cores
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.sizing import Machine
+from tightbeam.deploy.runtimes.process import allowed_cores
 
 __all__ = ["connected", "machines"]
 

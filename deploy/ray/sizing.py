@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
 from tightbeam.deploy.errors import DeviceError, InputError
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.model.bundle_facts import cache_bytes, workload_of
 
 __all__ = ["ActorMemory", "Actors", "Machine", "memory_of_actor", "plan_actors"]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Ints
-from tightbeam.deploy.padding import right_pad
+from tightbeam.deploy.arrays import Array, Ints, right_pad
 from tightbeam.deploy.runtimes.base import ALIGNMENT_KEYS, Decoding, Encoded, JoiningDecoding, JoiningRuntime, Runtime
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.queue import WaitingSamples

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.arrays import Array, mask_of_padding, unbroken
 from tightbeam.deploy.bundle.manifest import ModelSizes
 from tightbeam.deploy.errors import InputError, first_line
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.padding import mask_of_padding, unbroken
 
 __all__ = [
     "as_array",

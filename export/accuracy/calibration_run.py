@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from tightbeam.deploy.compare import Prompts, Sources
 from tightbeam.deploy.errors import RuntimeSetupError
 from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, session_options
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
+from tightbeam.export.accuracy.compare import Prompts, Sources
 from tightbeam.export.accuracy.reference import Samples, TextSamples
 from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.counts import count, counted

@@ -12,7 +12,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.deploy.compare import TIMES, Times
+from tightbeam.export.accuracy.compare import TIMES, Times
 from tightbeam.export.accuracy.counted_process import run_counted
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.counts import count
@@ -98,7 +98,7 @@ def _measure(
     """Compare two bundles in a process of its own, without torch; on random sources if there is no tokenizer."""
     texts = SAMPLE_TEXTS if manifest.tokenizer else ()
     arguments = [*([TIMES] if timed else []), str(exact), str(rounded), str(max_steps), *texts]
-    command = [sys.executable, "-m", "tightbeam.deploy.compare", *arguments]
+    command = [sys.executable, "-m", "tightbeam.export.accuracy.compare", *arguments]
     count("loading both bundles")
     done = run_counted(command, _count_line)
     if done.returncode != 0:

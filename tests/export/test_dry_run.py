@@ -19,8 +19,9 @@ from support.checkpoints.edits import edit_json
 from support.checkpoints.families import CLASSES, CheckpointCache
 from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
-from tightbeam.deploy import Bundle, bundle_facts
-from tightbeam.deploy.bundle_facts import process_memory
+from tightbeam.deploy import Bundle
+from tightbeam.deploy.model import bundle_facts
+from tightbeam.deploy.model.bundle_facts import process_memory
 from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload

@@ -17,9 +17,9 @@ from support.checkpoints.families import CheckpointCache
 from support.passes.runs import sessions
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.bundle.manifest import DivergenceEntry, ParityReport, QuantizedEntry
-from tightbeam.deploy.compare import TIMES, Times
 from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy import precision_error
+from tightbeam.export.accuracy.compare import TIMES, Times
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
 from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_products
 from tightbeam.export.options import ExportOptions

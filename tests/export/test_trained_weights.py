@@ -12,9 +12,9 @@ from support.checkpoints.families import CheckpointCache
 from support.checkpoints.trained_weights import with_trained_weights
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 from tightbeam.export.accuracy.product_guard import ALLOWED
 from tightbeam.graph_passes import PassError
 

@@ -65,7 +65,7 @@ def test_main_is_compared_with_what_was_pushed(clone: Path) -> None:
 def test_the_longest_beginning_of_a_path_chooses() -> None:
     chosen = check.tests_for(["deploy/search/step.py"])
     assert chosen[-1] == check.TESTS["deploy/search/"][-1] and "tests/deploy/search/test_search.py" in chosen
-    assert check.tests_for(["deploy/padding.py"]) == list(check.TESTS["deploy/"])
+    assert check.tests_for(["deploy/arrays.py"]) == list(check.TESTS["deploy/"])
     assert check.tests_for(["LICENSE"]) == []
 
 

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from tightbeam.deploy import Bundle, BundleError, InputError
-from tightbeam.deploy.bundle_facts import Workload, workload_of
 from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.model.bundle_facts import Workload, workload_of
 
 __all__ = ["Memory", "Usage", "measure", "usage_of"]
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.compare import Sources, log_probabilities
+from tightbeam.deploy.arrays import Array, right_pad
 from tightbeam.deploy.inputs.output import Output, output_of
-from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.export.accuracy.compare import Sources, log_probabilities
 from tools.real_check.outcome import Outcome, Part
 from tools.real_check.task import SAMPLING, SETTINGS, Scored, Task
 from tools.real_check.torch_side import BATCH, SEED

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.bundle_facts import cache_bytes, workload_of
+from tightbeam.deploy.model.bundle_facts import cache_bytes, workload_of
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError, first_line
 from tools.real_check.bundle_side import by_bundle

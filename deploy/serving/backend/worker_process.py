@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 
-from tightbeam.deploy.process import allowed_cores, with_huge_pages
+from tightbeam.deploy.runtimes.process import allowed_cores, with_huge_pages
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 
 __all__ = ["WorkerError", "WorkerProcess"]

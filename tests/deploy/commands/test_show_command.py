@@ -16,8 +16,8 @@ from support.checkpoints.families import WHISPER_GENERATION
 from support.commands import Command, Done, caller
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.operators import operators_note, operators_version
-from tightbeam.deploy.bundle_facts import Workload, cache_bytes, facts_of, report_of, workload_of
 from tightbeam.deploy.commands.show_bundle import main
+from tightbeam.deploy.model.bundle_facts import Workload, cache_bytes, facts_of, report_of, workload_of
 from tightbeam.graph_passes import PRESETS
 from tightbeam.plugins.ops import VERSION
 

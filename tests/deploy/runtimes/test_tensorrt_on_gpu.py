@@ -14,9 +14,9 @@ from support.references.generate_runs import SETTINGS, batch
 from support.runtimes.comparison import expect_close, rows_and_tries
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import load_tensorrt_runtime
+from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import PRESETS

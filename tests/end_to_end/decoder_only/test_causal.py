@@ -15,8 +15,8 @@ from support.checkpoints.causal import CAUSAL_CLASSES
 from support.references.causal_runs import ALL_VARIANTS, SETTINGS, VARIANTS, prompts, runs
 from support.references.expected import expect_equal, generate
 from tightbeam.deploy import GenerationError, InputError, Runner
-from tightbeam.deploy.compare import Sources
 from tightbeam.deploy.runtimes._padded_history import banned_by_padding
+from tightbeam.export.accuracy.compare import Sources
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, PassError, RunSize, presets_of
 

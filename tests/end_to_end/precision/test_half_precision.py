@@ -20,10 +20,10 @@ from support.tolerance import assert_runs_close, error
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.engine_files import load_engine
 from tightbeam.deploy.bundle.manifest import WEIGHTS
-from tightbeam.deploy.compare import Sources, log_probabilities, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
 from tightbeam.export import pipeline as exporter
+from tightbeam.export.accuracy.compare import Sources, log_probabilities, sources_of
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.command import main as export_main

@@ -20,9 +20,9 @@ from support.checkpoints.speech import RECORDING_FAMILIES
 from support.searches.batch_independence import check_samples_alone
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.commands.run_model import main as run_model
-from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 from tightbeam.export.accuracy.product_guard import ALLOWED
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.files import read_files

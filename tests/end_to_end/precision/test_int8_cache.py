@@ -14,11 +14,11 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.families import CheckpointCache
 from support.searches.batch_independence import check_samples_alone
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.bundle_facts import cache_bytes, report_of, workload_of
-from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.model.bundle_facts import cache_bytes, report_of, workload_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.report import details, report

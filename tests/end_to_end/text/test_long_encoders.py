@@ -18,7 +18,7 @@ from support.references.expected import expect_equal, expected_of
 from support.references.generate_runs import SETTINGS, batch, runs_of
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
-from tightbeam.deploy.bundle_facts import report_of, workload_of
+from tightbeam.deploy.model.bundle_facts import report_of, workload_of
 from tightbeam.export import export_model
 from tightbeam.export.accuracy.reference import TextSamples, greedy, samples_of
 from tightbeam.export.tracing.text.led import WindowEncoder

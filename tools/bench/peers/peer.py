@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from tightbeam.deploy.process import with_huge_pages
+from tightbeam.deploy.runtimes.process import with_huge_pages
 from tools.bench.peers.errors import PeerError
 
 __all__ = ["Peer", "convert"]

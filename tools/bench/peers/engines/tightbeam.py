@@ -17,7 +17,7 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
 
 def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, Any]:
     from tightbeam.deploy import Runner
-    from tightbeam.deploy.padding import right_pad
+    from tightbeam.deploy.arrays import right_pad
 
     runner = Runner.load(folder, threads=threads)
 

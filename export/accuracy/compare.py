@@ -1,11 +1,11 @@
 """Comparison of two forms of a model: their log-probabilities at each step, with the same tokens fed to both.
 
-    python -m tightbeam.deploy.compare [--times] BUNDLE OTHER STEPS [TEXT ...]
+    python -m tightbeam.export.accuracy.compare [--times] BUNDLE OTHER STEPS [TEXT ...]
 
 compares two bundles on ONNX Runtime and prints the result as JSON; with ``--times``, also the times of both. Before
 it, a line ``DONE OF`` says after each step how many of all are done. The tokens are the best ones of the first bundle.
-An export measures the error of half precision and of int8 by this command (``export/accuracy/precision_error.py``), in
-a process without torch.
+An export measures the error of half precision and of int8 by this command (``precision_error.py``), in a process
+without torch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tightbeam.deploy.arrays import Array, Ints
+from tightbeam.deploy.arrays import Array, Ints, right_pad
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, GenerationError, NonFiniteError
 from tightbeam.deploy.generation.resolve import resolve_settings
-from tightbeam.deploy.padding import right_pad
 from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, Decoding, Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper

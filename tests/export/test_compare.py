@@ -18,8 +18,8 @@ from support.bundles.cache import BundleCache
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.deploy.compare import compare_runtimes, sources_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 
 
 def changed(source: Path, target: Path, change: Any) -> Bundle:
@@ -80,7 +80,7 @@ def test_nan_is_an_infinite_error(bundles: BundleCache, tmp_path: Path) -> None:
 
 def test_comparison_as_a_program(bundles: BundleCache) -> None:
     folder = str(bundles("el"))
-    command = [sys.executable, "-m", "tightbeam.deploy.compare", "--times", folder, folder, "16"]
+    command = [sys.executable, "-m", "tightbeam.export.accuracy.compare", "--times", folder, folder, "16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *steps, last = done.stdout.splitlines()
     assert steps == [f"{number} {len(steps)}" for number in range(1, 2 * 16 + 2 * 5 * 5 + 1)]

@@ -20,8 +20,8 @@ from tightbeam.deploy.errors import EngineFileError, InputError
 from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
-from tightbeam.deploy.process_memory import ProcessMemory, memory_of
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
+from tightbeam.deploy.runtimes.process_memory import ProcessMemory, memory_of
 
 __all__ = ["Workload", "cache_bytes", "facts_of", "process_memory", "report_of", "workload_of"]
 

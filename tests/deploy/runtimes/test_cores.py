@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tightbeam.deploy import process
-from tightbeam.deploy.process import allowed_cores, quota
+from tightbeam.deploy.runtimes import process
 from tightbeam.deploy.runtimes._onnxruntime import session_options
+from tightbeam.deploy.runtimes.process import allowed_cores, quota
 
 
 @pytest.mark.parametrize(
