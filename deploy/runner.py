@@ -37,6 +37,7 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.chat.messages import TextSource, check_messages
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.fields import TIMES
@@ -116,7 +117,7 @@ class Runner:
         engine: str = "onnxruntime",
         threads: int | None = None,
         device: str = "cpu",
-        verify: bool = True,
+        verify: bool | VerifiedFiles = True,
         manifest_sha256: str | None = None,
     ) -> Runner:
         """Load a bundle.
@@ -133,9 +134,10 @@ class Runner:
             may use by affinity and by its container's quota.
         device : str
             The device of ONNX Runtime: "cpu" or "cuda".
-        verify : bool
+        verify : bool or VerifiedFiles
             Compare every file with its SHA-256. On the CPU, a thread compares the weights while the model loads, and
-            the first result waits for it; `wait_for_weights` waits before.
+            the first result waits for it; `wait_for_weights` waits before. With a record of the files that were
+            compared before, only new and changed files are compared, and added to it.
         manifest_sha256 : str, optional
             The SHA-256 that ``bundle.json`` must have, in hexadecimal digits, as ``show-bundle`` prints it. With
             ``verify`` it stands for every file of the bundle.

@@ -25,6 +25,7 @@ from tightbeam.deploy.bundle.manifest import (
     TensorEntry,
 )
 from tightbeam.deploy.bundle.reader import Bundle, check_file
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, EngineFileError
 from tightbeam.plugins.tensorrt.distribution import CURRENT
 
@@ -166,15 +167,15 @@ def engine_names(bundle: Path) -> list[str]:
         ) from error
 
 
-def load_engine(bundle: Bundle, name: str, *, verify: bool = True) -> BuiltEngine:
+def load_engine(bundle: Bundle, name: str, *, verify: bool | VerifiedFiles = True) -> BuiltEngine:
     """Read and check an engine.
 
     Parameters
     ----------
     bundle : Bundle
     name : str
-    verify : bool
-        Compare its files with their SHA-256.
+    verify : bool or VerifiedFiles
+        Compare its files with their SHA-256, as `Bundle.load` does.
 
     Raises
     ------
@@ -207,7 +208,7 @@ def find_engine(
     version: str,
     capability: str,
     *,
-    verify: bool = True,
+    verify: bool | VerifiedFiles = True,
 ) -> BuiltEngine:
     """Find the engine for this machine: the one named, or else the only one that fits.
 
@@ -219,8 +220,8 @@ def find_engine(
         The TensorRT package of this machine and its version.
     capability : str
         Compute capability of the GPU.
-    verify : bool
-        Compare the engine's files with their SHA-256.
+    verify : bool or VerifiedFiles
+        Compare the engine's files with their SHA-256, as `Bundle.load` does.
 
     Raises
     ------

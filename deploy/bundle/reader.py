@@ -18,11 +18,13 @@ import os
 import re
 import reprlib
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.bundle.weights_check import WeightsCheck, changed, unreadable, wrong_size
 from tightbeam.deploy.errors import BundleError, InputError
 
@@ -56,7 +58,7 @@ class Bundle:
         cls,
         path: str | os.PathLike[str],
         *,
-        verify: bool = True,
+        verify: bool | VerifiedFiles = True,
         weights_later: bool = False,
         manifest_sha256: str | None = None,
     ) -> Bundle:
@@ -66,8 +68,9 @@ class Bundle:
         ----------
         path : str or path
             The folder.
-        verify : bool
-            Compare every file with its SHA-256.
+        verify : bool or VerifiedFiles
+            Compare every file with its SHA-256; with a record of verified files, those alone that it lacks, which are
+            added to it.
         weights_later : bool
             Compare the weights file in a thread, which `Bundle.wait_for_weights` waits for, rather than at once.
         manifest_sha256 : str, optional
@@ -92,12 +95,12 @@ class Bundle:
         bundle = cls(folder, manifest)
         later = manifest.weights if verify and weights_later else None
         for entry in manifest.files():
-            check_file(folder, entry, verify and entry is not later)
+            check_file(folder, entry, False if entry is later else verify)
         if manifest.tokenizer:
             _check_tokenizer(folder, manifest.tokenizer)
         _check_consistency(folder, manifest)
         if later is not None:
-            return replace(bundle, weights_check=WeightsCheck(bundle.file(later), later))
+            return replace(bundle, weights_check=WeightsCheck(bundle.file(later), later, verify))
         return bundle
 
     def wait_for_weights(self) -> None:
@@ -196,17 +199,23 @@ def _parse_manifest(folder: Path, text: bytes) -> Manifest:
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from error
 
 
-def check_file(folder: Path, entry: FileEntry, verify: bool) -> None:
+def check_file(folder: Path, entry: FileEntry, verify: bool | VerifiedFiles) -> None:
     """Raise BundleError unless ``folder`` has the file of ``entry``. ``verify`` compares its SHA-256 too."""
     path = folder / _inside(entry.file, folder)
     try:
         if not path.is_file():
             raise BundleError(f"{path} is missing; export the model again")
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise wrong_size(path, size, entry)
-        if verify and sha256_of(path) != entry.sha256:
-            raise changed(path)
+        status = path.stat()
+        if status.st_size != entry.bytes:
+            raise wrong_size(path, status.st_size, entry)
+        record = verify if isinstance(verify, VerifiedFiles) else VerifiedFiles()
+        if not verify or record.has(entry.sha256, status):
+            return
+        with path.open("rb") as stream:
+            status = os.fstat(stream.fileno())  # of the file that is read
+            if _sha256(stream) != entry.sha256:
+                raise changed(path)
+        record.add(entry.sha256, status)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -280,4 +289,8 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return _sha256(stream)
+
+
+def _sha256(stream: BufferedReader) -> str:
+    return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -15,6 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from tightbeam.deploy.bundle.manifest import FileEntry
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError
 
 __all__ = ["MappedFile", "WeightsCheck", "changed", "map_file", "unreadable", "wrong_size"]
@@ -107,6 +108,8 @@ class WeightsCheck:
         The file, which is opened here.
     entry : FileEntry
         The file's entry in the manifest.
+    verify : bool or VerifiedFiles
+        A file that the record has is not compared; one that it lacks is added when it was.
 
     Attributes
     ----------
@@ -119,13 +122,17 @@ class WeightsCheck:
         The file cannot be read, or has another size than ``entry``.
     """
 
-    def __init__(self, path: Path, entry: FileEntry) -> None:
+    def __init__(self, path: Path, entry: FileEntry, verify: bool | VerifiedFiles = True) -> None:
         self.file, stream = _open(path, entry)
         self._sha256 = entry.sha256
-        self._equal = False
+        self._verified = verify if isinstance(verify, VerifiedFiles) else VerifiedFiles()
+        self._equal = self._verified.has(entry.sha256, self.file.status)
         self._message: str | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._compare, args=(stream,), name="weights-check", daemon=True)
+        if self._equal:
+            stream.close()
+            return
         atexit.register(self.stop, MOST_SECONDS)
         self._thread.start()
 
@@ -155,7 +162,8 @@ class WeightsCheck:
             The longest wait; by default as long as the thread takes.
         """
         self._stopped.set()
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def _compare(self, stream: FileIO) -> None:
         try:
@@ -166,6 +174,7 @@ class WeightsCheck:
                         return
                     digest.update(part[:count])
             if digest.hexdigest() == self._sha256:
+                self._verified.add(self._sha256, self.file.status)
                 self._equal = True
             else:
                 self._message = str(changed(self.file.path))

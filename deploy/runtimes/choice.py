@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
@@ -33,7 +34,9 @@ def check_choice(engine: str, device: str, threads: int | None) -> None:
         )
 
 
-def load_runtime(bundle: Bundle, engine: str, device: str, threads: int | None, *, verify: bool) -> Runtime:
+def load_runtime(
+    bundle: Bundle, engine: str, device: str, threads: int | None, *, verify: bool | VerifiedFiles
+) -> Runtime:
     """Load a bundle's graphs into the chosen runtime. Raises BundleError if they cannot be loaded.
 
     The weights are compared with their SHA-256 first, except for `OnnxRuntimeCpu`, which waits for that itself.

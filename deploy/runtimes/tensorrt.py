@@ -17,6 +17,7 @@ from tightbeam.deploy.bundle.engine_files import (
     load_engine,
 )
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import EngineFileError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
 from tightbeam.deploy.runtimes._device_graphs import BYTES, Graph, Interface
@@ -62,7 +63,9 @@ class LoadedGraph(Graph, Protocol):
     def types(self) -> Mapping[str, str]: ...
 
 
-def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bool = True) -> TensorRTRuntime:
+def load_tensorrt_runtime(
+    bundle: Bundle, name: str | None = None, *, verify: bool | VerifiedFiles = True
+) -> TensorRTRuntime:
     """Load an engine of a bundle on this machine's GPU.
 
     Parameters
@@ -70,8 +73,8 @@ def load_tensorrt_runtime(bundle: Bundle, name: str | None = None, *, verify: bo
     bundle : Bundle
     name : str, optional
         The engine's name; by default the only engine that fits this machine.
-    verify : bool
-        Compare the engine's files with their checksums first.
+    verify : bool or VerifiedFiles
+        Compare the engine's files with their checksums first, as `Bundle.load` does.
 
     Raises
     ------

@@ -19,6 +19,8 @@ __all__ = ["WorkerError", "WorkerProcess"]
 
 SHUTDOWN_SECONDS = 5.0
 """Time for the worker to exit before it is killed, even if it does not read, or still loads the model."""
+MOST_VERIFIED = 2000
+"""The most fingerprints of files that a worker gets, among its arguments: Linux allows 128 KiB for one argument."""
 
 
 class WorkerError(RuntimeError):
@@ -64,6 +66,7 @@ class WorkerProcess:
         if not isinstance(first, Ready):
             self._process.wait()
             raise WorkerError(first.message if isinstance(first, Failed) else f"unexpected {first!r}")
+        self._settings = self._settings.model_copy(update={"verified": first.verified[:MOST_VERIFIED]})
 
     @property
     def alive(self) -> bool:

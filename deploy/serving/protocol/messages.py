@@ -78,6 +78,8 @@ class WorkerSettings(BaseModel):
         Send tokens as soon as no step can change them, and the segments of recordings.
     server : Server
         The server to ask for a reload when the backend is killed.
+    verified : tuple of str
+        Fingerprints of the files that an earlier worker has compared with their SHA-256, of `VerifiedFiles`.
     """
 
     bundle: str
@@ -87,6 +89,7 @@ class WorkerSettings(BaseModel):
     max_rows: int
     stream: bool
     server: Server
+    verified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,9 @@ class Shutdown:
 
 @dataclass(frozen=True)
 class Ready:
-    """The model is loaded."""
+    """The model is loaded. ``verified``: fingerprints of the files that were compared with their SHA-256."""
+
+    verified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

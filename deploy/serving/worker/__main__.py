@@ -13,6 +13,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Requests, Shutdown, WorkerSettings
@@ -55,11 +56,13 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
         os.environ[VISIBLE] = visible_device(settings.device, os.environ.get(VISIBLE, ""))
     try:
         try:
-            runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads)
+            verified = VerifiedFiles(settings.verified)
+            runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads, verify=verified)
             runner.wait_for_weights()
         except (BundleError, InputError) as error:
             backend.send(Failed(str(error)))
         else:
+            backend.send(Ready(verified.fingerprints))
             _run(runner, backend, settings)
     except (EOFError, OSError):
         return False
@@ -68,7 +71,6 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
 
 def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
     """Run requests until `Shutdown`. Raises EOFError or OSError if the backend ends without one."""
-    backend.send(Ready())
     running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
     while True:
         end = time.monotonic() + READ_SECONDS

@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read_is_named(copy: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tightbeam.deploy.bundle.reader.sha256_of", fail)
+    monkeypatch.setattr("tightbeam.deploy.bundle.reader._sha256", fail)
     refused(copy, "encoder.onnx", "Permission denied")
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, Runner
+from tightbeam.deploy.bundle import reader, verified
 from tightbeam.deploy.bundle.manifest import FileEntry
 from tightbeam.deploy.bundle.reader import sha256_of
 from tightbeam.deploy.bundle.weights_check import WeightsCheck
@@ -215,6 +216,65 @@ def test_a_file_that_becomes_shorter_while_it_is_opened(tmp_path: Path, monkeypa
     monkeypatch.setattr("tightbeam.deploy.bundle.weights_check.os.fstat", lambda file: next(sizes, fstat(file)))
     with pytest.raises(BundleError, match="weights has 3 bytes, expected 5; export the model again"):
         WeightsCheck(path, entry)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are compared with their SHA-256, which may have changed just before."""
+    found: list[str] = []
+    file_digest, compare = reader._sha256, WeightsCheck._compare
+
+    def small(stream: Any) -> str:
+        found.append(Path(stream.name).name)
+        return file_digest(stream)
+
+    def weights(check: WeightsCheck, stream: Any) -> None:
+        found.append(check.file.path.name)
+        compare(check, stream)
+
+    monkeypatch.setattr(reader, "_sha256", small)
+    monkeypatch.setattr(WeightsCheck, "_compare", weights)
+    monkeypatch.setattr(verified, "SETTLED_NS", -1)
+    return found
+
+
+def load_again(copy: Path, record: verified.VerifiedFiles) -> None:
+    """Load a bundle as a worker that starts again does."""
+    again = verified.VerifiedFiles(record.fingerprints)
+    Runner.load(copy, threads=1, verify=again).wait_for_weights()
+    assert again.fingerprints == record.fingerprints
+
+
+def test_files_that_were_compared_are_not_read_again(copy: Path, compared: list[str]) -> None:
+    record = verified.VerifiedFiles()
+    Runner.load(copy, threads=1, verify=record).wait_for_weights()
+    first = sorted(compared)
+    assert first == sorted(Path(entry.file).name for entry in Bundle.load(copy, verify=False).manifest.files())
+    load_again(copy, record)
+    assert sorted(compared) == first
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "decoder.onnx"])
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_files_that_changed_since_are_compared(copy: Path, compared: list[str], name: str, how: str) -> None:
+    """Also if the size and the time of modification are as before."""
+    record, path = verified.VerifiedFiles(), copy / name
+    Runner.load(copy, threads=1, verify=record).wait_for_weights()
+    before, content = path.stat(), path.read_bytes()
+    if how == "replaced":
+        path.rename(copy / "old")
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(BundleError, match=f"{name} was changed since the export"):
+        load_again(copy, record)
+
+
+def test_a_file_that_changed_just_now_is_compared_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second change within one tick of the clock would not be seen."""
+    record = verified.VerifiedFiles()
+    monkeypatch.setattr(verified, "SETTLED_NS", 10**18)
+    Runner.load(copy, threads=1, verify=record).wait_for_weights()
+    assert record.fingerprints == ()
 
 
 def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ from tightbeam.deploy.serving.worker.watchdog import reload_model
 NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
 SECONDS = 60
 
+DATA = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
+"""A bundle whose files are older than the test."""
 LONG = ids_request(0, *[[5 + row, 6, 2] for row in range(64)], num_beams=1, max_new_tokens=60, min_new_tokens=60)
 """A request whose events do not fit into the pipe, so that the worker blocks before the end."""
 
@@ -187,6 +189,18 @@ def test_killed_worker_is_noticed_and_restarted(worker: WorkerProcess, expected:
     worker.start()
     assert worker.alive and worker._process.pid != pid
     assert texts_of(worker) == expected
+
+
+def test_a_worker_that_starts_again_knows_the_files_that_were_compared() -> None:
+    worker = WorkerProcess(settings_for(DATA))
+    verified = worker._settings.verified
+    worker.kill()
+    worker._process.wait()
+    worker.start()
+    given = WorkerSettings.model_validate_json(worker._process.args[-1])  # type: ignore[index, arg-type]
+    worker.stop()
+    assert len(verified) == len(Bundle.load(DATA, verify=False).manifest.files())
+    assert given.verified == verified == worker._settings.verified
 
 
 def test_stop_leaves_no_process(folder: Path) -> None:
