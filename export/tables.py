@@ -176,12 +176,18 @@ def guard_table(bundle: Bundle) -> Table:
     """Table of the guard: errors of each layer's rewritten attention on real activations, and the kinds kept."""
     title = f"Relative error of rewritten attention in {bundle.manifest.precision}, on activations that texts give"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for heading in ("layer", "part", "wanted", "error", "allowed", "cond(W_K)", "kept"):
-        table.add_column(heading, justify="left" if heading in ("part", "wanted", "kept") else "right", no_wrap=True)
+    words = ("part", "wanted", "keys", "kept")
+    for heading in ("layer", "part", "wanted", "keys", "error", "allowed", "cond(W_K)", "inverted", "kept"):
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
     for entry in bundle.manifest.guard:
         error = "not finite" if entry.error is None else f"{entry.error:.1e}"
-        condition = "no inverse" if entry.condition is None else f"{entry.condition:.0e}" if entry.condition else ""
+        keys = "orthonormal" if entry.keys.orthonormal else ""
+        inverted = _condition(entry.inverted_condition) if keys else ""
+        figures = (error, f"{entry.allowed:.1e}", _condition(entry.condition), inverted)
         style = None if entry.kept == entry.wanted else "bold"
-        figures = (error, f"{entry.allowed:.1e}", condition)
-        table.add_row(str(entry.layer), entry.part, entry.wanted, *figures, entry.kept, style=style)
+        table.add_row(str(entry.layer), entry.part, entry.wanted, keys, *figures, entry.kept, style=style)
     return table
+
+
+def _condition(condition: float | None) -> str:
+    return "no inverse" if condition is None else f"{condition:.0e}" if condition else ""

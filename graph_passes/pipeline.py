@@ -3,6 +3,7 @@
     tracing             fold_scales (Whisper), canonicalise_encoder_decoder [canonicalise_two_stream]
                         or canonicalise_decoder_only
     rewrite             tie_embeddings, fold_biases
+                        orthonormal_keys (layers for which the guard chooses it)
                         alignment_outputs (Whisper with alignment heads)
                         a pass for each kind of source cache, or of prompt cache in a decoder-only model
                         a pass for each kind of generated cache
@@ -30,6 +31,7 @@ from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
+from tightbeam.graph_passes.cleanup.orthonormal_keys import orthonormal_keys
 from tightbeam.graph_passes.cleanup.prompt_attention import prompt_attention
 from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.cleanup.prompt_parts import prompt_parts
@@ -82,7 +84,12 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     for name, own in GENERATED.items():
         if layers := [index for index, layer in enumerate(plan) if layer.generated == name]:
             caches.append(partial(own.self_pass, layers=layers))
-    before = (*BEFORE_CACHES, *(ALIGNMENT if aligned else ()))
+    source = [index for index, layer in enumerate(plan) if layer.source_keys.orthonormal]
+    generated = [index for index, layer in enumerate(plan) if layer.generated_keys.orthonormal]
+    keys: list[Pass] = []
+    if source or generated:
+        keys = [partial(orthonormal_keys, source=source, generated=generated)]
+    before = (*BEFORE_CACHES, *keys, *(ALIGNMENT if aligned else ()))
     return [*before, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "FileEntry",
     "GraphEntry",
     "GuardEntry",
+    "KeyFormEntry",
     "LayerChoice",
     "Manifest",
     "ModelSizes",
@@ -92,13 +93,33 @@ class CacheStateEntry(Entry):
     shape: tuple[int | str, ...]
 
 
+class KeyFormEntry(Entry):
+    """Form of the keys that a cache of keys alone holds.
+
+    Attributes
+    ----------
+    orthonormal : bool
+        Each head's keys are made orthonormal, and its queries take the rest.
+    """
+
+    orthonormal: bool = False
+
+
 class LayerChoice(Entry):
-    """Kinds of cache of one decoder layer, source and generated, and the reason for them."""
+    """Kinds of cache of one decoder layer, source and generated, and the reason for them.
+
+    Attributes
+    ----------
+    source_keys, generated_keys : KeyFormEntry
+        Form of the keys, if the cache holds keys alone.
+    """
 
     layer: int
     source: str
     generated: str
     reason: str
+    source_keys: KeyFormEntry = KeyFormEntry()
+    generated_keys: KeyFormEntry = KeyFormEntry()
 
 
 class GuardEntry(Entry):
@@ -115,7 +136,11 @@ class GuardEntry(Entry):
     original : float or None
         ``error`` of the attention before the rewrite.
     condition : float or None
-        Condition number of the inverted key weights; 0 if none were inverted, None if they have no inverse.
+        Condition number of the checkpoint's key weights; 0 if none are inverted, None if they have no inverse.
+    keys : KeyFormEntry
+        Form of the keys that ``error`` is of: the first that is exact enough, or the most exact one.
+    inverted_condition : float or None
+        Condition number of the key weights in that form, which are inverted; as ``condition``.
     """
 
     layer: int
@@ -126,6 +151,8 @@ class GuardEntry(Entry):
     allowed: FiniteFloat
     original: FiniteFloat | None
     condition: FiniteFloat | None
+    keys: KeyFormEntry = KeyFormEntry()
+    inverted_condition: FiniteFloat | None = None
 
 
 class QuantizedEntry(Entry):

@@ -4,14 +4,15 @@ Algebra that is exact on paper amplifies rounding: values that are made of cache
 multiplies the rounding error of every key. The guard therefore computes the attention of each layer as the bundle will
 compute it, at the bundle's precision, and compares it with the original in float64. In int8 the products that
 make keys and values round, and an inverse multiplies their error; the attention itself is float32. A layer beyond the
-tolerance gets a safer kind of cache.
+tolerance gets a better conditioned form of its keys (``KeyForm``), or, if no form is exact enough, a safer kind of
+cache.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttention, product_in
 from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError
-from tightbeam.graph_passes import GENERATED, SOURCE, LayerPlan, ModelGraphs
+from tightbeam.graph_passes import GENERATED, SOURCE, KeyForm, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.caches.algebra import orthonormal_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
 from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
@@ -41,8 +43,9 @@ class GuardResult:
     """The error of one layer's attention, relative to its output: root mean squares over all heads and positions.
 
     ``part``: "source" or "generated". ``wanted`` and ``kept``: the requested kind of cache and the one in the bundle.
-    ``error`` and ``allowed``: of the wanted kind. ``original``: the error of the original attention at the same
-    precision. ``condition``: the condition number of the inverted key weights; 0 if none is inverted.
+    ``error`` and ``allowed``: of the wanted kind, with its keys in the form ``keys``. ``original``: the error of the
+    original attention at the same precision. ``condition``: the condition number of the checkpoint's key weights, and
+    ``inverted_condition`` that of the inverted ones, in their form; 0 if none is inverted.
     """
 
     layer: int
@@ -53,10 +56,17 @@ class GuardResult:
     allowed: float
     original: float
     condition: float
+    keys: KeyForm
+    inverted_condition: float
+
+    @property
+    def passes(self) -> bool:
+        """True if the error is allowed."""
+        return self.error <= self.allowed
 
     def entry(self) -> GuardEntry:
         """The entry of ``bundle.json``; JSON has no infinity, which becomes None."""
-        fields = {name: None if value == math.inf else value for name, value in vars(self).items()}
+        fields = {name: None if value == math.inf else value for name, value in asdict(self).items()}
         return GuardEntry.model_validate(fields)
 
 
@@ -103,17 +113,32 @@ def guard(
     measured: list[GuardResult] = []
     for part in parts:
         wanted = [getattr(layer, part.name) for layer in plan]
-        for layer, kind in enumerate(counted(wanted, f"layers measured, {part.name} cache")):
-            if part.kinds[kind].one_matrix is None:
-                continue
-            found = part.measure(layer, kind, wanted.index(kind), precision)
-            if not found.error <= found.allowed:
-                found = replace(found, kept=part.safer(layer, kind, precision))
-            measured.append(found)
+        groups = _groups(wanted, part.kinds)
+        for layers in counted(groups, f"layers measured, {part.name} cache"):
+            for found in part.in_first_exact_form(layers, wanted[layers[0]], precision):
+                exact = found.passes
+                measured.append(
+                    found if exact else replace(found, kept=part.safer(found.layer, found.wanted, precision))
+                )
     measured = _all_or_none(measured)
     if canonical.sizes.decoder_only:
         measured = _pairs(plan, measured)
     return _changed(plan, measured, precision), tuple(measured)
+
+
+def _groups(
+    wanted: Sequence[str], kinds: Mapping[str, SourceKind] | Mapping[str, GeneratedKind]
+) -> list[tuple[int, ...]]:
+    """Layers whose keys have one form: all that read the first one's cache, else each layer alone."""
+    groups = []
+    for layer, name in enumerate(wanted):
+        kind = kinds[name]
+        if isinstance(kind, SourceKind) and kind.first_attention is not None:
+            if layer == wanted.index(name):
+                groups.append(tuple(other for other, same in enumerate(wanted) if same == name))
+        elif kind.one_matrix is not None:
+            groups.append((layer,))
+    return groups
 
 
 def _all_or_none(measured: list[GuardResult]) -> list[GuardResult]:
@@ -144,18 +169,31 @@ def _that_goes_with(source: str, generated: str) -> str:
 def _changed(plan: Sequence[LayerPlan], measured: Sequence[GuardResult], precision: str) -> tuple[LayerPlan, ...]:
     layers = list(plan)
     for found in measured:
-        if found.kept == found.wanted:
-            continue
         layer = layers[found.layer]
-        if not found.error <= found.allowed:
+        if found.kept == found.wanted:
+            keys: dict[str, Any] = {f"{found.part}_keys": found.keys}
+            layers[found.layer] = replace(layer, **keys)
+            continue
+        if not found.passes:
             because = f": in {precision} its error is {found.error:.1e}, allowed {found.allowed:.1e}"
         elif found.part == "source":
             because = ", as in the other layers"
         else:
             because = ", which goes with the prompt cache of the layer"
         why = f"{found.part} {found.kept} in place of {found.wanted}{because}"
-        layers[found.layer] = replace(layer, **{found.part: found.kept}, reason=f"{layer.reason}; {why}")
+        changes: dict[str, Any] = {found.part: found.kept, "reason": f"{layer.reason}; {why}"}
+        layers[found.layer] = replace(layer, **changes)
     return tuple(layers)
+
+
+@dataclass(frozen=True)
+class _Original:
+    """One layer's attention, its error at the bundle's precision, and the error that is allowed."""
+
+    layer: int
+    attention: LayerAttention
+    error: float
+    allowed: float
 
 
 @dataclass(frozen=True)
@@ -167,6 +205,22 @@ class _LayerAttentions:
     blocks: Mapping[int, AttentionBlock]
     activations: Sequence[AttentionActivations]
 
+    def in_first_exact_form(self, layers: Sequence[int], kind: str, precision: str) -> list[GuardResult]:
+        """The errors of layers of one kind, in the first form of their keys in which all of them are exact enough.
+
+        In the last form, if there is no such form.
+        """
+        measured: list[GuardResult] = []
+        known = self._original(layers[0], precision) if len(layers) == 1 else None
+        for keys in self._forms(layers[0], kind):
+            measured = [
+                self.measure(known or self._original(layer, precision), kind, layers[0], precision, keys)
+                for layer in layers
+            ]
+            if all(found.passes for found in measured):
+                break
+        return measured
+
     def safer(self, layer: int, kind: str, precision: str) -> str:
         """The first of the safer kinds that is exact enough; keys and values themselves always are.
 
@@ -174,36 +228,58 @@ class _LayerAttentions:
         """
         while self.kinds[kind := self.kinds[kind].safer].one_matrix is not None:
             if not self.blocks[layer].between:
-                found = self.measure(layer, kind, layer, precision)
-                if found.error <= found.allowed:
+                original = self._original(layer, precision)
+                if self.measure(original, kind, layer, precision, KeyForm()).passes:
                     break
         return kind
 
-    def measure(self, layer: int, kind: str, first: int, precision: str) -> GuardResult:
-        """The error of one kind in one layer; ``first``: the first layer of the kind."""
+    def _forms(self, layer: int, kind: str) -> list[KeyForm]:
+        """Forms of the keys of a layer, the cheapest first."""
+        if not self.kinds[kind].inverts or self.blocks[layer].between:
+            return [KeyForm()]
+        return [KeyForm(), KeyForm(orthonormal=True)]
+
+    def _original(self, layer: int, precision: str) -> _Original:
         attention = LayerAttention.of(self.blocks[layer], self.activations[layer])
-        dtype = TORCH_DTYPES[precision]
-        lowered = attention.with_products_in(precision)
-        original = attention.error(lowered.from_keys_and_values(dtype))
-        if dtype == torch.float32 and not np.isfinite(original):
+        error = attention.error(attention.with_products_in(precision).from_keys_and_values(TORCH_DTYPES[precision]))
+        if TORCH_DTYPES[precision] == torch.float32 and not np.isfinite(error):
             raise ExportError(
                 f"the attention of decoder layer {layer} is NaN or infinite for the calibration texts; fix its "
                 "weights, or the config's numbers (rope_parameters, for one)"
             )
-        baseline = attention.baseline_error(precision)
-        W_K1 = None if layer == first else CachedKeys.of(self.blocks[first]).weight
+        return _Original(layer, attention, error, ERROR_RATIO[precision] * attention.baseline_error(precision))
+
+    def measure(self, original: _Original, kind: str, first: int, precision: str, keys: KeyForm) -> GuardResult:
+        """The error of one kind in one layer; ``first``: the first layer of the kind, whose keys have the form."""
+        layer, attention = original.layer, original.attention
+        dtype = TORCH_DTYPES[precision]
+        is_first = layer == first
+        if is_first and keys.orthonormal:
+            attention = attention.with_orthonormal_keys()
+        inverted = attention.W_K if is_first else self._inverted(first, keys)
         one_matrix = self.kinds[kind].one_matrix
         assert one_matrix is not None
-        form = one_matrix(attention.W_K, attention.W_V, W_K1)
-        condition = 0.0 if form.inverted is None else _condition_number(form.inverted)
+        form = one_matrix(attention.W_K, attention.W_V, None if is_first else inverted)
+        lowered = attention.with_products_in(precision)
         if form.to_keys is None:
             found = lowered.from_keys(form.to_values, dtype)
         else:
             states = attention.states
             rows = states if form.of_inputs is None else product_in(states, form.of_inputs, precision)
             found = lowered.from_rows(rows, form.to_keys, form.to_values, dtype)
-        error = attention.error(found)
-        return GuardResult(layer, self.name, kind, kind, error, ERROR_RATIO[precision] * baseline, original, condition)
+        conditions = [0.0, 0.0]
+        if form.inverted is not None:
+            before = _condition_number(CachedKeys.of(self.blocks[first]).weight)
+            conditions = [before, before if keys == KeyForm() else _condition_number(form.inverted)]
+        error = original.attention.error(found)
+        return GuardResult(
+            layer, self.name, kind, kind, error, original.allowed, original.error, conditions[0], keys, conditions[1]
+        )
+
+    def _inverted(self, layer: int, keys: KeyForm) -> Any:
+        """The key weights of a layer in a form."""
+        weight = CachedKeys.of(self.blocks[layer]).weight
+        return orthonormal_heads(weight, self.activations[layer].key.shape[1])[0] if keys.orthonormal else weight
 
 
 def _condition_number(W_K: Any) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.graph_passes.attention import AttentionBlock
-from tightbeam.graph_passes.caches.algebra import key_heads, value_heads
+from tightbeam.graph_passes.caches.algebra import key_heads, orthonormal_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
 
@@ -67,6 +67,15 @@ class LayerAttention:
             W_V=W_V,
             softcap=activations.softcap,
         )
+
+    def with_orthonormal_keys(self) -> LayerAttention:
+        """The same scores of other queries and keys (``orthonormal_heads``); without rotation, norm and key bias."""
+        B, G, N, K = self.scored.shape
+        W_K, factors = orthonormal_heads(self.W_K, G)
+        key = product_in(self.states, W_K)
+        by_query = torch.from_numpy(factors.transpose(0, 2, 1).repeat(self.query.shape[1] // G, axis=0))
+        scored = key.reshape(B, N, G, K).transpose(1, 2)
+        return replace(self, query=self.query @ by_query, key=key, scored=scored, W_K=W_K)
 
     def with_products_in(self, precision: str) -> LayerAttention:
         """The same with keys and values from int8 products; unchanged in other precisions, which ``dtype`` stands for.

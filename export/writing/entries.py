@@ -7,6 +7,7 @@ module alone imports both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from tightbeam.deploy.bundle.manifest import (
     TensorEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.graph_passes import CacheState, LayerPlan, ModelGraphs, PassResult, RunSize, Sizes
+from tightbeam.graph_passes import CacheState, KeyForm, LayerPlan, ModelGraphs, PassResult, RunSize, Sizes
 
 __all__ = [
     "graph_entries",
@@ -49,12 +50,21 @@ def sizes_of(manifest: Manifest) -> Sizes:
 
 def layer_entries(plan: Sequence[LayerPlan]) -> tuple[LayerChoice, ...]:
     """A plan for ``bundle.json``."""
-    return tuple(LayerChoice(layer=layer, **vars(kinds)) for layer, kinds in enumerate(plan))
+    return tuple(LayerChoice.model_validate({"layer": layer, **asdict(kinds)}) for layer, kinds in enumerate(plan))
 
 
 def plan_of(manifest: Manifest) -> tuple[LayerPlan, ...]:
     """The kinds of cache of a bundle's layers, without the reasons, so that plans can be compared."""
-    return tuple(LayerPlan(layer.source, layer.generated, "") for layer in manifest.layers)
+    return tuple(
+        LayerPlan(
+            layer.source,
+            layer.generated,
+            "",
+            KeyForm(**layer.source_keys.model_dump()),
+            KeyForm(**layer.generated_keys.model_dump()),
+        )
+        for layer in manifest.layers
+    )
 
 
 def state_entries(graphs: ModelGraphs) -> tuple[CacheStateEntry, ...]:

@@ -32,6 +32,10 @@ W_K W_K^+ = I, and therefore v = x W_V = k W_K^+ W_V:
     c_i  = P_i k           [E]        E  a position: whole rows of keys
     o_i  = c_i W_KV,i      [V]        once a query
 
+Orthonormal heads: W_K,h = Q_h R_h with Q_h^T Q_h = I. Caching x Q_h in place of k_h, with W_Q,i R_h^T in place of
+W_Q,i, leaves every score as it is. The condition of [Q_1 .. Q_G] is at most the root of G times the best that any
+change inside heads can reach, since each diagonal block of its Gram matrix is the identity (van der Sluis 1969).
+
 Keys of the first layer in place of S (``first-k``; Slim attention's hybrid): weight absorption over k1 = S W_K1, with
 W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l.
 
@@ -118,6 +122,37 @@ def right_inverse_times(W_K: Array, weight: Array) -> Array:
         return np.asarray(q @ np.linalg.solve(r.T, b))
     except np.linalg.LinAlgError:
         return np.asarray(np.linalg.lstsq(a, b, rcond=None)[0])
+
+
+def orthonormal_heads(W_K: Array, G: int) -> tuple[Array, Array]:
+    """Key heads whose columns are orthogonal and of one length, and the factors that make W_K of them, in float64.
+
+    Parameters
+    ----------
+    W_K
+        [D, G K], D >= K.
+    G
+        Key heads.
+
+    Returns
+    -------
+    Array
+        [D, G K]: s Q_h side by side. The scale s is one for all heads; the keys stay about as large as they are.
+    Array
+        [G, K, K]: R_h / s, with which W_K,h = s Q_h (R_h / s).
+    """
+    weight = W_K.astype(np.float64)
+    by_head = weight.reshape(len(weight), G, -1).transpose(1, 0, 2)  # [G, D, K]
+    columns, factors = np.linalg.qr(by_head)
+    scale = float(np.sqrt(np.square(weight).sum() / weight.shape[1])) or 1.0
+    return scale * columns.transpose(1, 0, 2).reshape(weight.shape), factors / scale
+
+
+def times_heads(queries: Array, factors: Array) -> Array:
+    """W_Q,i R_h^T of each query head i and its key head h, in float64: [..., H K] of ``factors`` [G, K, K]."""
+    G, K, _ = factors.shape
+    by_head = queries.astype(np.float64).reshape(*queries.shape[:-1], G, -1, K)  # [..., G, Q, K]
+    return np.asarray((by_head @ factors.transpose(0, 2, 1)).reshape(queries.shape))
 
 
 def pseudo_inverse_heads(weights: Array) -> Array:

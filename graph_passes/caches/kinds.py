@@ -28,6 +28,7 @@ __all__ = [
     "PRESETS",
     "PROMPT_PAIRS",
     "SOURCE",
+    "KeyForm",
     "LayerPlan",
     "Preset",
     "needs_guard",
@@ -54,6 +55,14 @@ take the form of the attention output over the prompt. In an encoder-decoder mod
 
 
 @dataclass(frozen=True)
+class KeyForm:
+    """The keys of an attention whose values are made of keys: as in the checkpoint, or better conditioned."""
+
+    orthonormal: bool = False
+    """each head's keys are made orthonormal (``cleanup/orthonormal_keys``)"""
+
+
+@dataclass(frozen=True)
 class LayerPlan:
     """Kinds of cache of one layer, and the reason for them."""
 
@@ -62,6 +71,8 @@ class LayerPlan:
     generated: str
     """key of ``GENERATED``"""
     reason: str
+    source_keys: KeyForm = KeyForm()
+    generated_keys: KeyForm = KeyForm()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from support.bundles.traces import traced
 from support.checkpoints.edits import edit_weights
 from support.checkpoints.families import CheckpointCache
-from support.checkpoints.ill_conditioned import OWN_2, spoil
+from support.checkpoints.ill_conditioned import OWN_2, spoil, with_condition
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export import ExportError, export_model
@@ -25,7 +25,9 @@ from tightbeam.export.accuracy.guard import ERROR_RATIO, GuardResult, guard
 from tightbeam.export.accuracy.layer_attention import BASELINE_PRECISION
 from tightbeam.export.accuracy.reference import Generation, Reference, greedy
 from tightbeam.export.checkpoint.load import Checkpoint, load_checkpoint
-from tightbeam.graph_passes import PRESETS, LayerPlan, ModelGraphs, needs_guard, rewrite, same_for_all
+from tightbeam.export.writing.entries import plan_of
+from tightbeam.graph_passes import PRESETS, KeyForm, LayerPlan, ModelGraphs, needs_guard, rewrite, same_for_all
+from tightbeam.graph_passes.caches.algebra import orthonormal_heads, times_heads
 
 L = 3
 CROSS_1 = "model.decoder.layers.1.encoder_attn.k_proj.weight"
@@ -133,8 +135,62 @@ def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_
     edit_weights(folder, lambda weights: weights[CROSS_1][:12].zero_())
     bundle = export_model(folder, tmp_path / "out", variant="kcache")
     entry = next(entry for entry in bundle.manifest.guard if (entry.part, entry.layer) == ("source", 1))
-    assert entry.kept == "states"
     assert entry.condition is None or entry.condition > 1e15
+    assert entry.kept == "k" and entry.keys.orthonormal  # the free columns of a head are filled by its QR
+    assert entry.inverted_condition is not None and entry.inverted_condition < 1e5
+
+
+@pytest.mark.parametrize(
+    ("family",),
+    slow_unless([("bart",), ("opt",), ("whisper",), ("prophetnet",)], lambda family: family in ("bart", "opt")),
+)
+def test_badly_conditioned_heads_are_made_orthonormal(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str
+) -> None:
+    """Queries, biases, alignment heads, a prompt and a predicting stream take the change; tokens equal torch's."""
+    folder = checkpoints.copy(tmp_path / "checkpoint", family)
+    config = json.loads((folder / "config.json").read_text())
+    H = (
+        config.get("decoder_attention_heads")
+        or config.get("num_decoder_attention_heads")
+        or config["num_attention_heads"]
+    )
+    found: list[str] = []
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            if "decoder" in name and name.endswith(("k_proj.weight", "key_proj.weight")):
+                heads = [with_condition(head, 1e6) for head in weight.chunk(H)]
+                weights[name] = torch.cat(heads).float().contiguous()
+                found.append(name)
+
+    edit_weights(folder, change)
+    manifest = export_model(folder, tmp_path / "out", variant="kcache").manifest  # compares tokens with those of torch
+    assert manifest.parity is not None
+    assert {(layer.source, layer.generated) for layer in manifest.layers} == {("k", "k")}
+    assert all(layer.source_keys.orthonormal and layer.generated_keys.orthonormal for layer in manifest.layers)
+    assert len(manifest.guard) == 2 * len(manifest.layers) and found
+    for entry in manifest.guard:
+        assert entry.condition is not None and entry.inverted_condition is not None
+        assert entry.condition > 5e5 and entry.inverted_condition < 1e-3 * entry.condition
+        assert entry.error is not None and entry.error <= entry.allowed
+    assert plan_of(manifest)[0].source_keys == KeyForm(orthonormal=True)
+
+
+def test_orthonormal_heads_make_the_same_scores() -> None:
+    """Also of two query heads to a key head, and of a head that is singular."""
+    generator = np.random.default_rng(0)
+    x, W_Q, W_K = (generator.standard_normal(shape) for shape in ((9, 24), (24, 6 * 4), (24, 3 * 4)))
+    W_K[:, 6] = 0
+    W_K[:, 9] *= 1e-6
+    keys, factors = orthonormal_heads(W_K, 3)
+    queries = times_heads(x @ W_Q, factors).reshape(9, 6, 4)
+    np.testing.assert_allclose(times_heads(W_Q, factors), times_heads(np.eye(24) @ W_Q, factors))
+    expected = np.einsum("qhk,nhk->hqn", (x @ W_Q).reshape(9, 6, 4), (x @ W_K).reshape(9, 3, 4).repeat(2, axis=1))
+    found = np.einsum("qhk,nhk->hqn", queries, (x @ keys).reshape(9, 3, 4).repeat(2, axis=1))
+    np.testing.assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
+    for head in np.split(keys, 3, axis=1):
+        np.testing.assert_allclose(head.T @ head, (W_K**2).sum() / 12 * np.eye(4), atol=1e-12 * (W_K**2).sum())
 
 
 @pytest.mark.parametrize(

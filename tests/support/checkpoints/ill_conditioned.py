@@ -14,7 +14,7 @@ OWN_2 = "model.decoder.layers.2.self_attn.k_proj.weight"
 
 def with_condition(weight: torch.Tensor, condition: float) -> torch.Tensor:
     """The same matrix with other singular values: the smallest is the largest / ``condition``."""
-    u, s, v = torch.linalg.svd(weight.double())
+    u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
     return (u * s[0] * torch.logspace(0, -np.log10(condition), len(s), dtype=torch.float64)) @ v
 
 
