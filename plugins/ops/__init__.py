@@ -17,6 +17,8 @@ from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.ops.dynamic_quantize_matmul import DYNAMIC_QUANTIZE_MATMUL
 from tightbeam.plugins.ops.encoder_attention import ENCODER_ATTENTION
 from tightbeam.plugins.ops.head_matmul import HEAD_MATMUL
+from tightbeam.plugins.ops.int4_gather import INT4_GATHER
+from tightbeam.plugins.ops.int4_matmul import INT4_MATMUL
 from tightbeam.plugins.ops.latent_attention import LATENT_ATTENTION
 from tightbeam.plugins.ops.linear import LINEAR
 from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
@@ -65,11 +67,13 @@ OPERATORS: dict[str, Operator] = {
         HEAD_MATMUL,
         SPLIT_ROWS_MATMUL,
         SPLIT_ROWS_HEAD_MATMUL,
+        INT4_MATMUL,
         QUANTIZED_SOURCE_ATTENTION,
         QUANTIZED_LATENT_ATTENTION,
         LINEAR,
         TILED_GATHER,
         QUANTIZED_GATHER,
+        INT4_GATHER,
     )
 }
 """Every operator by its name."""

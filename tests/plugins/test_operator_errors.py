@@ -44,6 +44,8 @@ def full_case(name: str) -> Case:
         "SplitRowsMatMul": {"R": 3, "groups": 6, "Y": 21, "blocks": 3, "added": True},
         "SplitRowsHeadMatMul": {"R": 3, "H": 2, "groups": 6, "Y": 21, "blocks": 3},
         "QuantizedGather": {"R": 3, "groups": 6, "vocabulary": 21, "blocks": 3},
+        "Int4MatMul": {"R": 3, "blocks": 3, "Y": 21, "added": True},
+        "Int4Gather": {"R": 3, "blocks": 3, "vocabulary": 21},
         "Linear": {"R": 3, "X": 6, "Y": 21, "added": True},
         "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
         "NormalizeRows": {"R": 3, "X": 9},
@@ -178,6 +180,13 @@ VALUES: list[tuple[str, Spoil, str]] = [
         r"PromptAttention: key_bias has 6 positions, expected 7 or more",
     ),
     ("QuantizedGather", put("tokens", 1, 21), r"QuantizedGather: tokens\[1\] is 21, expected a token in 0..20"),
+    ("Int4Gather", put("tokens", 2, -1), r"Int4Gather: tokens\[2\] is -1, expected a token in 0..20"),
+    ("Int4Gather", swap("block_scale", np.ones((3, 2, 16))), r"Int4Gather: .*block_scale"),
+    (
+        "Int4MatMul",
+        cut(1, "weights", "block_scale"),
+        r"Int4MatMul: weights has 1 tiles, expected 2 of 16 columns",
+    ),
     ("QuantizedGather", put("tokens", 2, -1), r"QuantizedGather: tokens\[2\] is -1, expected a token in 0..20"),
     (
         "QuantizedGather",
@@ -264,6 +273,8 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {("TiledGather", "tokens", 0), ("TiledGather", "weights", 0), ("TiledGather", "weights", 1)}
     free |= {
         ("QuantizedGather", "scale", 1),
+        ("Int4Gather", "tokens", 0),
+        ("Int4Gather", "scale", 0),
         ("HeadMatMul", "scale", 2),
         ("SplitRowsHeadMatMul", "scale", 2),
     }  # last tile

@@ -344,6 +344,36 @@ def test_quantized_matmul(library: Path | None, seed: int, groups: int, blocks: 
     check("QuantizedMatMul", case, run("QuantizedMatMul", case, library), LUCK)
 
 
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+@settings(max_examples=60, deadline=None)
+@given(
+    R=st.integers(1, 60),
+    blocks=st.integers(1, 20),
+    Y=st.integers(1, 80),
+    activation=st.integers(0, 4),
+    added=st.booleans(),
+    spread=st.sampled_from([0.0, 3.0]),
+    seed=SEEDS,
+)
+def test_int4_matmul(seed: int, **sizes: Any) -> None:
+    case = MODULES["Int4MatMul"].random_case(seed, **sizes)
+    check("Int4MatMul", case, run("Int4MatMul", case, LIBRARY), LUCK)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+def test_rows_of_int4_products_give_the_same_bits_in_any_batch() -> None:
+    """A row's products are the same bits alone, among few rows and among many, whose blocks are in several parts."""
+    case = MODULES["Int4MatMul"].random_case(2, R=300, blocks=60, Y=50, added=True, activation=2)
+
+    def products(chosen: slice) -> Any:
+        own = {name: case.inputs[name][chosen] for name in ("rows", "addend")}
+        return run("Int4MatMul", Case("some", {**case.inputs, **own}, case.attributes), LIBRARY)["products"]
+
+    whole = products(slice(None))
+    for chosen in (slice(7, 8), slice(3, 9), slice(3, 50), slice(100, 230)):
+        np.testing.assert_array_equal(products(chosen), whole[chosen])
+
+
 @pytest.mark.parametrize("library", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(
@@ -404,7 +434,7 @@ from support.operators.runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
 for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "HeadMatMul",
-             "SplitRowsHeadMatMul", "QuantizedGather"):
+             "SplitRowsHeadMatMul", "QuantizedGather", "Int4MatMul", "Int4Gather"):
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())

@@ -4,6 +4,8 @@
 //
 // Weights are in tiles of 16 columns, [Y / 16, K / 4, 16, 4] bytes: four neighbours in K of 16 columns side by side,
 // which is what the instructions for dot products of bytes read. A byte is 128 more than its weight, -127..127.
+// Weights of 4 bits are 8 more than their value, and a byte has two: those of one group in the low bits of 64 bytes,
+// and those of the next group in the high bits.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +17,9 @@ namespace tightbeam {
 constexpr int TILE_COLUMNS = 16;
 constexpr int GROUP = 4;  // neighbours in K
 constexpr int TILE_STEP = TILE_COLUMNS * GROUP;
+
+constexpr int INT4_BLOCK = 32;  // weights of 4 bits in a column that share a scale
+constexpr int INT4_GROUPS = INT4_BLOCK / GROUP;
 
 constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
 
@@ -41,14 +46,20 @@ struct Multiplication {
   const int* start;           // [rows]: the first term of each sum; null: the sums continue
   int* products;              // [rows, 16 tiles]
   const unsigned char* next;  // the weights of each tile that are needed next
-  long next_step;             // bytes of `next` for each group: one cache line is prefetched
+  long next_step;             // bytes of `next` for each 64 bytes of weights: one cache line is prefetched
+  // Of weights of 4 bits, for each block: rows come in pairs, high and low digits, and products are floats
+  // [rows / 2, 16 tiles], which continue if `start` is null.
+  const unsigned char* block_scale = nullptr;  // the first tile's, [blocks, 16]
+  long block_scale_step = 0;                   // from a tile to the next
+  const int* corrections = nullptr;            // [blocks, .]: the first term of each pair's sum
+  long corrections_step = 0;                   // from a block to the next
 };
 
 // The end of a product, from integers to floats.
 struct Scaling {
   const int* products;  // [rows, digits, stride]
   int stride, rows, columns;
-  int digits;              // 2: a sum is 128 times the first one plus the second one
+  int digits;              // 2: a sum is 128 times the first one plus the second one; 0: a sum is one float
   const float* row_scale;  // of the first row
   long row_scale_step;     // to the next row's
   const float* scale;      // [columns]
@@ -64,6 +75,7 @@ struct Scaling {
 struct Quantized {
   const char* name;
   int rows_of_one, rows_of_two;  // rows at most, by one tile and by two tiles; 0: never by two
+  int int4_rows;                 // the same of weights of 4 bits, by as many tiles as others
   int group_bytes;               // bytes of a group in packed rows
 
   // The bits of the largest magnitude. If a number is NaN or infinite, they are not less than infinity's bits.
@@ -81,7 +93,11 @@ struct Quantized {
   // -128 times the sum of the integers: it corrects products with weights that are 128 too large.
   int (*correction)(const signed char* integers, long count);
 
+  // -8 times the sum of each block of 32 numbers of a row in two digits, `step` apart.
+  void (*int4_corrections)(const signed char* high, const signed char* low, long blocks, int* corrections, long step);
+
   void (*multiply)(const Multiplication& multiplication);
+  void (*multiply_int4)(const Multiplication& multiplication);
 
   // output = sums x row_scale x scale, added to the output so far unless `first`. If `last`, the output then
   // becomes activation(output + bias) + addend. Activations are 0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh.

@@ -15,6 +15,7 @@ constexpr int VECTORS = TILE_COLUMNS / LANES / PARTS;  // registers of a row's s
 typedef short Shorts __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef unsigned short Words __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
+typedef unsigned char UnsignedBytes __attribute__((vector_size(TIGHTBEAM_LANES)));
 
 // ---- rows of floats to rows of integers ----
 
@@ -76,6 +77,7 @@ void split(const float* numbers, long count, float factor, signed char* high, si
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define TIGHTBEAM_DOT 1
 constexpr int ROWS_OF_ONE = LANES == 16 ? 12 : 6, ROWS_OF_TWO = LANES == 16 ? 12 : 0;
+constexpr int INT4_ROWS = LANES == 16 ? 8 : 4;
 typedef int Group;  // four bytes of a row
 
 inline Group group_of(const signed char* integers) {
@@ -94,6 +96,7 @@ inline Integers add_dot(Integers sum, Integers weights, Integers numbers) {
 #else
 #define TIGHTBEAM_DOT 0
 constexpr int ROWS_OF_ONE = LANES == 16 ? 16 : LANES == 8 ? 4 : 2, ROWS_OF_TWO = LANES == 16 ? 10 : 0;
+constexpr int INT4_ROWS = LANES == 16 ? 6 : 2;
 
 // Four neighbours as pairs of 16 bits: the first and the third, the second and the fourth.
 struct Group {
@@ -122,6 +125,32 @@ inline Integers pair_sums(Shorts a, Shorts b) {
 }
 #endif
 
+// Adds the products of a group of each row and the weights of its numbers, a vector of columns for each sum.
+template <int ROWS, int SUMS>
+inline void add_products(Integers (&sums)[ROWS][SUMS], const Integers (&column)[SUMS], const Group* group) {
+#if TIGHTBEAM_DOT
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row < ROWS; ++row) {
+    const Integers numbers = group[row] - Integers{};
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < SUMS; ++i) sums[row][i] = add_dot(sums[row][i], column[i], numbers);
+  }
+#else
+  Shorts even[SUMS], odd[SUMS];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < SUMS; ++i) {
+    even[i] = (Shorts)((Words)column[i] & 0xFF);
+    odd[i] = (Shorts)((Words)column[i] >> 8);
+  }
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row < ROWS; ++row) {
+    const Shorts evens = (Shorts)(group[row].even - Integers{}), odds = (Shorts)(group[row].odd - Integers{});
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < SUMS; ++i) sums[row][i] += pair_sums(even[i], evens) + pair_sums(odd[i], odds);
+  }
+#endif
+}
+
 template <int ROWS, int TILES>
 void multiply_rows(const Multiplication& m) {
   constexpr int SUMS = TILES * VECTORS;  // of a row
@@ -142,38 +171,80 @@ void multiply_rows(const Multiplication& m) {
       TIGHTBEAM_UNROLL
       for (int tile = 0; tile < TILES; ++tile) __builtin_prefetch(next + tile * m.tile_bytes, 0, 3);
       next += m.next_step;
-#if TIGHTBEAM_DOT
       Integers column[SUMS];
       TIGHTBEAM_UNROLL
       for (int i = 0; i < SUMS; ++i)
         column[i] = load_as<Integers>(weights + i / VECTORS * m.tile_bytes + i % VECTORS * LANES * GROUP);
-      TIGHTBEAM_UNROLL
-      for (int row = 0; row < ROWS; ++row) {
-        const Integers numbers = group[row] - Integers{};
-        TIGHTBEAM_UNROLL
-        for (int i = 0; i < SUMS; ++i) sums[row][i] = add_dot(sums[row][i], column[i], numbers);
-      }
-#else
-      Shorts even[SUMS], odd[SUMS];
-      TIGHTBEAM_UNROLL
-      for (int i = 0; i < SUMS; ++i) {
-        const Words both = load_as<Words>(weights + i / VECTORS * m.tile_bytes + i % VECTORS * LANES * GROUP);
-        even[i] = (Shorts)(both & 0xFF);
-        odd[i] = (Shorts)(both >> 8);
-      }
-      TIGHTBEAM_UNROLL
-      for (int row = 0; row < ROWS; ++row) {
-        const Shorts evens = (Shorts)(group[row].even - Integers{}), odds = (Shorts)(group[row].odd - Integers{});
-        TIGHTBEAM_UNROLL
-        for (int i = 0; i < SUMS; ++i) sums[row][i] += pair_sums(even[i], evens) + pair_sums(odd[i], odds);
-      }
-#endif
+      add_products(sums, column, group);
     }
     TIGHTBEAM_UNROLL
     for (int row = 0; row < ROWS; ++row) {
       TIGHTBEAM_UNROLL
       for (int i = 0; i < SUMS; ++i)
         store_as(m.products + (row * SUMS * PARTS + part * VECTORS + i) * LANES, sums[row][i]);
+    }
+  }
+}
+
+// The sums of a block of 32 numbers are exact integers below 2^24. Each is then scaled and added to a float.
+template <int ROWS, int TILES>
+void multiply_int4_rows(const Multiplication& m) {
+  constexpr int SUMS = TILES * VECTORS, PAIRS = ROWS / 2;
+  for (int part = 0; part < PARTS; ++part) {
+    const unsigned char* weights = m.weights + part * VECTORS * LANES * GROUP;
+    const unsigned char* scales = m.block_scale + part * VECTORS * LANES;
+    const unsigned char* next = m.next;
+    const Group* group = static_cast<const Group*>(m.packed);
+    const int* corrections = m.corrections;
+    Vector totals[PAIRS][SUMS];
+    TIGHTBEAM_UNROLL
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < SUMS; ++i) {
+        const int* products = m.products + (pair * SUMS * PARTS + part * VECTORS + i) * LANES;
+        totals[pair][i] = m.start != nullptr ? Vector{} : load_as<Vector>(products);
+      }
+    }
+    for (long k = 0; k < m.groups; k += INT4_GROUPS) {
+      Integers sums[ROWS][SUMS];
+      TIGHTBEAM_UNROLL
+      for (int pair = 0; pair < PAIRS; ++pair) {
+        TIGHTBEAM_UNROLL
+        for (int i = 0; i < SUMS; ++i) {
+          sums[2 * pair][i] = Integers{};
+          sums[2 * pair + 1][i] = corrections[pair] - Integers{};
+        }
+      }
+      for (int two = 0; two < INT4_GROUPS; two += 2, group += 2 * ROWS, weights += TILE_STEP) {
+        TIGHTBEAM_UNROLL
+        for (int tile = 0; tile < TILES; ++tile) __builtin_prefetch(next + tile * m.tile_bytes, 0, 3);
+        next += m.next_step;
+        Integers low[SUMS], high[SUMS];
+        TIGHTBEAM_UNROLL
+        for (int i = 0; i < SUMS; ++i) {
+          const Integers both = load_as<Integers>(weights + i / VECTORS * m.tile_bytes + i % VECTORS * LANES * GROUP);
+          low[i] = both & 0x0F0F0F0F;
+          high[i] = both >> 4 & 0x0F0F0F0F;
+        }
+        add_products(sums, low, group);
+        add_products(sums, high, group + ROWS);
+      }
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < SUMS; ++i) {
+        const unsigned char* scale = scales + i / VECTORS * m.block_scale_step + i % VECTORS * LANES;
+        const Vector by = __builtin_convertvector(load_as<UnsignedBytes>(scale), Vector);
+        TIGHTBEAM_UNROLL
+        for (int pair = 0; pair < PAIRS; ++pair)
+          totals[pair][i] += __builtin_convertvector((sums[2 * pair][i] << 7) + sums[2 * pair + 1][i], Vector) * by;
+      }
+      scales += TILE_COLUMNS;
+      corrections += m.corrections_step;
+    }
+    TIGHTBEAM_UNROLL
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < SUMS; ++i)
+        store_as(m.products + (pair * SUMS * PARTS + part * VECTORS + i) * LANES, totals[pair][i]);
     }
   }
 }
@@ -191,7 +262,33 @@ struct Choices<TILES, 0> {
 constexpr Choices<1, ROWS_OF_ONE> BY_ONE;
 constexpr Choices<2, ROWS_OF_TWO> BY_TWO;
 
+// The same of weights of 4 bits, by pairs of rows.
+template <int TILES, int PAIRS>
+struct Int4Choices : Int4Choices<TILES, PAIRS - 1> {
+  constexpr Int4Choices() { this->of[PAIRS] = multiply_int4_rows<2 * PAIRS, TILES>; }
+};
+template <int TILES>
+struct Int4Choices<TILES, 0> {
+  MultiplyRows of[13] = {};
+};
+constexpr Int4Choices<1, INT4_ROWS / 2> INT4_BY_ONE;
+constexpr Int4Choices<2, ROWS_OF_TWO == 0 ? 0 : INT4_ROWS / 2> INT4_BY_TWO;
+
 void multiply(const Multiplication& m) { (m.tiles == 1 ? BY_ONE.of : BY_TWO.of)[m.rows](m); }
+
+void multiply_int4(const Multiplication& m) { (m.tiles == 1 ? INT4_BY_ONE.of : INT4_BY_TWO.of)[m.rows / 2](m); }
+
+void int4_corrections(const signed char* high, const signed char* low, long blocks, int* corrections, long step) {
+  for (long block = 0; block < blocks; ++block, corrections += step) {
+    Integers sums = {};
+    for (int i = 0; i < INT4_BLOCK; i += LANES, high += LANES, low += LANES)
+      sums += (__builtin_convertvector(load_as<Bytes>(high), Integers) << 7) +
+              __builtin_convertvector(load_as<Bytes>(low), Integers);
+    int sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
+    *corrections = -8 * sum;
+  }
+}
 
 int correction(const signed char* integers, long count) {
   Integers sums = {};
@@ -329,6 +426,7 @@ inline Vector activated(Vector numbers) {
 // The sums of a vector of columns; those of the low digits are `stride` behind those of the high ones.
 template <int DIGITS>
 inline Vector sums_of(const int* products, long stride) {
+  if constexpr (DIGITS == 0) return load_as<Vector>(products);
   const Vector sums = __builtin_convertvector(load_as<Integers>(products), Vector);
   if constexpr (DIGITS == 1) return sums;
   return sums * 128.0f + __builtin_convertvector(load_as<Integers>(products + stride), Vector);
@@ -337,6 +435,7 @@ inline Vector sums_of(const int* products, long stride) {
 // The end of a product of one block, for COUNT whole vectors of columns from `first` on.
 template <int ACTIVATION, int DIGITS, int COUNT>
 void scale_whole(const Scaling& s, int first) {
+  constexpr int ROWS = DIGITS == 0 ? 1 : DIGITS;  // of sums, for a row of products
   Vector scales[COUNT], bias[COUNT];
   TIGHTBEAM_UNROLL
   for (int i = 0; i < COUNT; ++i) {
@@ -356,7 +455,7 @@ void scale_whole(const Scaling& s, int first) {
       store(output + i * LANES, activated<ACTIVATION>(numbers + bias[i]) + added);
     }
     row_scale += s.row_scale_step;
-    products += DIGITS * s.stride;
+    products += ROWS * s.stride;
     output += s.output_step;
     if (addend != nullptr) addend += s.output_step;
   }
@@ -365,10 +464,11 @@ void scale_whole(const Scaling& s, int first) {
 // The end of a product for one of several blocks, or for fewer columns than a vector has lanes.
 template <int ACTIVATION, int DIGITS>
 void scale_some(const Scaling& s, int first, int count) {
+  constexpr int ROWS = DIGITS == 0 ? 1 : DIGITS;
   const Vector scales = load_some(s.scale + first, count), bias = load_some(s.bias + first, count);
   for (int row = 0; row < s.rows; ++row) {
     float* output = s.output + row * s.output_step + first;
-    const Vector sums = sums_of<DIGITS>(s.products + row * DIGITS * s.stride + first, s.stride);
+    const Vector sums = sums_of<DIGITS>(s.products + row * ROWS * s.stride + first, s.stride);
     Vector numbers = sums * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
     if (!s.first) numbers = load_some(output, count) + numbers;
     if (s.last) {
@@ -403,6 +503,7 @@ void scale_by_activation(const Scaling& scaling) {
 }
 
 void scale(const Scaling& scaling) {
+  if (scaling.digits == 0) return scale_by_activation<0>(scaling);
   if (scaling.digits == 2) return scale_by_activation<2>(scaling);
   scale_by_activation<1>(scaling);
 }
@@ -414,13 +515,16 @@ const Quantized TIGHTBEAM_JOIN(QUANTIZED_, TIGHTBEAM_ISA) = {
     TIGHTBEAM_TEXT(TIGHTBEAM_ISA),
     ROWS_OF_ONE,
     ROWS_OF_TWO,
+    INT4_ROWS,
     sizeof(Group),
     largest,
     round,
     split,
     pack,
     correction,
+    int4_corrections,
     multiply,
+    multiply_int4,
     scale,
 };
 

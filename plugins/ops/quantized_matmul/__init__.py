@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
-__all__ = ["ACTIVATIONS", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POINT"]
+__all__ = ["ACTIVATIONS", "FINISH", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POINT"]
 
 TILE_COLUMNS = 16
 GROUP = 4
@@ -53,7 +53,8 @@ BODY = """
     scaled = Mul (by_row, scales)
     summed = ReduceSum <keepdims = 0> (scaled, axis0)
     biased = Add (summed, bias)
-
+"""
+FINISH = """
     which = Constant <value_int: int = @activation> ()
     one = Constant <value = int64 {1}> ()
     two = Constant <value = int64 {2}> ()
@@ -76,6 +77,7 @@ BODY = """
     sums = Add (active, added)
     products = CastLike (sums, addend)
 """
+"""Text that makes the products of ``biased``: the activation, then the addend."""
 
 QUANTIZED_MATMUL = Operator(
     "QuantizedMatMul",
@@ -94,7 +96,7 @@ QUANTIZED_MATMUL = Operator(
         ),
     ),
     (Output("products", FLOAT, "R, Y", "the products"),),
-    lambda present: BODY,
+    lambda present: BODY + FINISH,
     (Attribute("activation", "int", "0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh", 0),),
     gpu=False,
 )

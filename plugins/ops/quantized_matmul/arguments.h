@@ -16,14 +16,15 @@ struct QuantizedMatMulArguments {
   // Distance from a row, or a digit, to the next, in numbers: 4 groups, blocks and Y if the rows are contiguous.
   long row_step, row_scale_step, products_step;
 
-  const signed char* rows;       // [R, digits, 4 groups]
-  const float* row_scale;        // [R, blocks]
-  const unsigned char* weights;  // [tiles, groups, 16, 4]
-  const float* scale;            // [blocks, Y]
-  const float* bias;             // [Y]
-  const Float* addend;           // [R, Y], or null
-  Float addend_of_all;           // in its place if it is null
-  Float* products;               // [R, Y]
+  const signed char* rows;           // [R, digits, 4 groups]
+  const float* row_scale;            // [R, blocks]
+  const unsigned char* weights;      // [tiles, groups, 16, 4]; of 4 bits [tiles, groups / 2, 16, 4]
+  const unsigned char* block_scale;  // [tiles, groups / 8, 16] of weights of 4 bits; null: they have 8 bits
+  const float* scale;                // [blocks, Y]
+  const float* bias;                 // [Y]
+  const Float* addend;               // [R, Y], or null
+  Float addend_of_all;               // in its place if it is null
+  Float* products;                   // [R, Y]
 };
 
 class Parallel;
@@ -40,19 +41,16 @@ inline void check_quantized_matrix(const Call& call) {
               ", the groups of four numbers in a row");
 }
 
-// Fills in all arguments but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
+// Fills in what all products of a matrix of integers have. `arguments` has groups and blocks already.
 template <class Float>
-QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
-  QuantizedMatMulArguments<Float> arguments{};
+void set_product(const Call& call, QuantizedMatMulArguments<Float>& arguments) {
   arguments.R = call.size("R");
   arguments.Y = call.size("Y");
-  arguments.groups = call.size("groups");
-  arguments.blocks = call.size("blocks");
   arguments.activation = call.int_attribute("activation");
   arguments.row_step = long{GROUP} * arguments.groups;
   arguments.row_scale_step = arguments.blocks;
   arguments.products_step = arguments.Y;
-  check_quantized_matrix(call);
+  check_tiles(call, "Y");
   if (arguments.activation < 0 || arguments.activation > 4)
     call.fail("attribute activation is " + std::to_string(arguments.activation) + ", expected 0 to 4");
   arguments.weights = call.input<unsigned char>("weights");
@@ -60,6 +58,16 @@ QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
   arguments.bias = call.input<float>("bias");
   set_addend<Float>(call, arguments);
   arguments.products = call.output<Float>("products");
+}
+
+// Fills in all arguments but the rows and their scales, which the kernel of DynamicQuantizeMatMul makes itself.
+template <class Float>
+QuantizedMatMulArguments<Float> quantized_matrix_arguments(const Call& call) {
+  QuantizedMatMulArguments<Float> arguments{};
+  arguments.groups = call.size("groups");
+  arguments.blocks = call.size("blocks");
+  check_quantized_matrix(call);
+  set_product(call, arguments);
   return arguments;
 }
 

@@ -10,7 +10,7 @@ from tightbeam.plugins.ops._case import Array, Case
 from tightbeam.plugins.ops.quantized_matmul import GROUP
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled, untiled
 
-__all__ = ["cases", "exact", "random_case"]
+__all__ = ["cases", "exact", "finished", "random_case"]
 
 
 def random_case(
@@ -86,7 +86,11 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     for block in range(blocks):
         integers = (rows[block] @ weights[block]).astype(dtype)
         products += integers * row_scale[:, block, None] * scale[block]
-    products += inputs["bias"].astype(dtype)
+    return finished(products + inputs["bias"].astype(dtype), case, dtype)
+
+
+def finished(products: Array, case: Case, dtype: type) -> dict[str, Array]:
+    """The end of a product in ``dtype``: the activation, then the addend."""
     if case.attributes["activation"] == 1:
         products = np.maximum(products, dtype(0))
     elif case.attributes["activation"] == 2:
@@ -97,4 +101,4 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     elif case.attributes["activation"] == 4:
         inner = products + dtype(0.044715) * products**3
         products = dtype(0.5) * products * (dtype(1) + np.tanh(dtype(math.sqrt(2 / math.pi)) * inner))
-    return {"products": products + inputs["addend"].astype(dtype)}
+    return {"products": products + case.inputs["addend"].astype(dtype)}

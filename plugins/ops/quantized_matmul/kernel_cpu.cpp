@@ -26,6 +26,8 @@ constexpr long AHEAD = 4096;    // bytes to prefetch ahead, with a single tile o
 constexpr int MOST_ROWS = 24;   // of a tile at most, on any processor
 constexpr int MOST_PARTED = 2;  // tiles of rows for which K is split into parts; more tiles are as fast without
 
+bool is_int4(const QuantizedMatMulArguments<float>& a) { return a.block_scale != nullptr; }
+
 // Some rows of the call, packed in tiles of rows. The digits of a row are rows here, side by side in one tile.
 class PackedRows {
  public:
@@ -36,7 +38,7 @@ class PackedRows {
         tiles_((rows_ - 1) / most_rows + 1),
         each_(((rows_ / a.digits - 1) / tiles_ + 1) * a.digits),
         bytes_(aligned<unsigned char>(static_cast<size_t>(rows_) * a.groups * kernels_.group_bytes)),
-        corrections_(static_cast<size_t>(rows_) * a.blocks) {
+        corrections_(static_cast<size_t>(rows_) * (is_int4(a) ? a.groups / INT4_GROUPS : a.blocks)) {
     const int items = static_cast<int>(std::min<long>(tiles_, rows_ * long{GROUP} * a.groups / BYTES_TO_PACK + 1));
     parallel.for_each(items, [&](size_t item) {
       const long i = static_cast<long>(item);
@@ -48,9 +50,11 @@ class PackedRows {
   int count(int tile) const { return first(tile + 1) - first(tile); }
   long row(int tile) const { return begin_ + first(tile) / a_.digits; }
   const unsigned char* packed(int tile, long group) const { return bytes_.get() + offset(tile, group); }
+  // Of a block of a row, or of 32 weights of 4 bits; the pairs of digits of these have one each.
   const int* corrections(int tile, int block) const {
-    return corrections_.data() + static_cast<size_t>(block) * rows_ + first(tile);
+    return corrections_.data() + static_cast<size_t>(block) * rows_ + first(tile) / (is_int4(a_) ? 2 : 1);
   }
+  long corrections_step() const { return rows_; }
 
  private:
   int first(int tile) const { return std::min(rows_, tile * each_); }
@@ -62,6 +66,12 @@ class PackedRows {
     const long width = long{GROUP} * a_.groups, block_width = width / a_.blocks;
     const signed char* rows = a_.rows + row(tile) * a_.digits * a_.row_step;
     kernels_.pack(rows, a_.row_step, count(tile), a_.groups, bytes_.get() + offset(tile, 0));
+    if (is_int4(a_)) {
+      for (int i = 0; i < count(tile); i += 2)
+        kernels_.int4_corrections(rows + i * a_.row_step, rows + (i + 1) * a_.row_step, a_.groups / INT4_GROUPS,
+                                  corrections_.data() + (first(tile) + i) / 2, rows_);
+      return;
+    }
     for (int block = 0; block < a_.blocks; ++block)
       for (int i = 0; i < count(tile); ++i)
         corrections_[static_cast<size_t>(block) * rows_ + first(tile) + i] =
@@ -87,30 +97,53 @@ struct Plan {
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan) {
   const Quantized& kernels = quantized();
-  const long tile_bytes = static_cast<long>(a.groups) * TILE_STEP;
+  const bool int4 = is_int4(a);
+  const int per_step = int4 ? 2 : 1;  // groups in TILE_STEP bytes
+  const long tile_bytes = static_cast<long>(a.groups / per_step) * TILE_STEP;
+  const long tile_scales = static_cast<long>(a.groups / INT4_GROUPS) * TILE_COLUMNS;
   const int row_tile_count = row_tiles.size(), block_groups = a.groups / a.blocks;
   const long step = (TILE_STEP - 1) / row_tile_count + 1;
   alignas(LINE) int sums[MOST_PARTED][MOST_ROWS * 2 * TILE_COLUMNS];
   const auto multiply_tile = [&](int block, int part, int index, int tile, int count) {
     const int row_tile = row_tiles.begin + index, first = tile * TILE_COLUMNS, height = rows.count(row_tile);
     const int stride = count * TILE_COLUMNS, columns = std::min(stride, a.Y - first);
-    const Range groups = Range{block * block_groups, (block + 1) * block_groups}.part(part, plan.parts);
-    const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin * long{TILE_STEP};
+    const Range groups =
+        Range{block * block_groups, (block + 1) * block_groups}.part(part, plan.parts, int4 ? INT4_GROUPS : 1);
+    const long steps = groups.size() / per_step;
+    const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin / per_step * long{TILE_STEP};
     // With one tile of rows, prefetch a little ahead; else the next part, or the same part of the next tiles.
     const bool over = groups.end == a.groups;
     const long ahead = row_tile_count == 1 ? AHEAD
-                       : plan.parts > 1    ? groups.size() * long{TILE_STEP} + (over ? (count - 1) * tile_bytes : 0)
+                       : plan.parts > 1    ? steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
                                            : plan.together * tile_bytes;
     int* products = sums[plan.parts > 1 ? index : 0];
-    kernels.multiply({rows.packed(row_tile, groups.begin), height, count, weights, tile_bytes, groups.size(),
-                      part == 0 ? rows.corrections(row_tile, block) : nullptr, products,
-                      weights + ahead + index * step * groups.size(), step});
+    Multiplication m{};
+    m.packed = rows.packed(row_tile, groups.begin);
+    m.rows = height;
+    m.tiles = count;
+    m.weights = weights;
+    m.tile_bytes = tile_bytes;
+    m.groups = groups.size();
+    m.start = part == 0 ? rows.corrections(row_tile, block) : nullptr;
+    m.products = products;
+    m.next = weights + ahead + index * step * steps;
+    m.next_step = step;
+    if (int4) {
+      const int first_block = groups.begin / INT4_GROUPS;
+      m.block_scale = a.block_scale + tile * tile_scales + first_block * TILE_COLUMNS;
+      m.block_scale_step = tile_scales;
+      m.corrections = rows.corrections(row_tile, first_block);
+      m.corrections_step = rows.corrections_step();
+      kernels.multiply_int4(m);
+    } else {
+      kernels.multiply(m);
+    }
     if (part + 1 < plan.parts) return;
     const long row = rows.row(row_tile);
-    kernels.scale({products, stride, height / a.digits, columns, a.digits, a.row_scale + row * a.row_scale_step + block,
-                   a.row_scale_step, a.scale + static_cast<long>(block) * a.Y + first, block == 0,
-                   block + 1 == a.blocks, a.bias + first, a.activation,
-                   a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
+    kernels.scale({products, stride, height / a.digits, columns, int4 ? 0 : a.digits,
+                   a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
+                   a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
+                   a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
                    a.products + row * a.products_step + first, a.products_step});
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
@@ -128,8 +161,9 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
 void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& parallel) {
   const Quantized& kernels = quantized();
   const int most = kernels.rows_of_two > 0 ? 2 : 1;
-  const int most_rows = most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
-  const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width;  // of `most` tiles
+  const int most_rows = is_int4(a) ? kernels.int4_rows : most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
+  const int per_byte = is_int4(a) ? 2 : 1;
+  const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width / per_byte;  // of `most` tiles
   const Range tiles{0, (a.Y - 1) / TILE_COLUMNS + 1};
   const long steps = (tiles.size() - 1) / most + 1;
   const long runs = (a.R * long{a.digits} - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
@@ -140,7 +174,7 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
     const long blocks = few ? 1 : (count - 1) / std::max<long>(FEW_ROWS, BYTES_OF_ROWS / width) + 1;
     const long together = few ? 1 : std::max(1L, BYTES_OF_WEIGHTS / bytes);  // times `most` tiles
     const bool parted = rows.tiles() == MOST_PARTED;
-    const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP + rows.count(0) * kernels.group_bytes);
+    const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP / per_byte + rows.count(0) * kernels.group_bytes);
     const Plan plan{most, static_cast<int>(together) * most,
                     parted ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1};
     // Parts are not too small for a thread, and enough for many threads.

@@ -31,11 +31,13 @@ MODULES: dict[str, ModuleType] = {
         ("HeadMatMul", "head_matmul"),
         ("SplitRowsMatMul", "split_rows_matmul"),
         ("SplitRowsHeadMatMul", "split_rows_head_matmul"),
+        ("Int4MatMul", "int4_matmul"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
         ("QuantizedLatentAttention", "quantized_latent_attention"),
         ("Linear", "linear"),
         ("TiledGather", "tiled_gather"),
         ("QuantizedGather", "quantized_gather"),
+        ("Int4Gather", "int4_gather"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""
