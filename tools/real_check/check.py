@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightbeam.deploy import Bundle
+from tightbeam.deploy.console import say
 from tightbeam.deploy.model.bundle_facts import cache_bytes, workload_of
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError, first_line
 from tools.real_check.bundle_side import by_bundle
 from tools.real_check.errors import CheckError
 from tools.real_check.exports import Export, Form, export_all, findings, forms_of
-from tools.real_check.inputs import RealInputs
+from tools.real_check.inputs import inputs_of
 from tools.real_check.measures import perplexity, word_error_rate
 from tools.real_check.outcome import WINDOWED, Counts, Outcome, equal
 from tools.real_check.speed import BATCH, OURS, Speed, engines_of, measure
@@ -40,7 +41,7 @@ class Options:
     threads : int
         Threads of every engine, and of torch.
     environments, work : Path
-        Folders of the other engines' environments, and of bundles, models, logs and results.
+        Folders of the other engines' environments, and of bundles, models and logs.
     """
 
     variants: Sequence[str]
@@ -151,19 +152,17 @@ class Report:
         return next((each for each in speeds if (each.program, each.variant, each.precision) == wanted), None)
 
 
-def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, say: Callable[[str], None]) -> Report:
+def check(name: str, inputs: Path | None, options: Options) -> Report:
     """Check a checkpoint.
 
     Parameters
     ----------
     name
         A folder, an alias or a hub id.
-    inputs_of
-        Gives the real inputs of a checkpoint's folder.
+    inputs
+        The folder of real inputs; None is the one beside the checkpoint.
     options
         What is tried.
-    say
-        Receives a line about each thing that is done.
 
     Returns
     -------
@@ -176,7 +175,7 @@ def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, 
     say(f"{name}: loading it, and generating with torch")
     try:
         checkpoint = load_checkpoint(name)
-        task = task_of(checkpoint, inputs_of(checkpoint.path))
+        task = task_of(checkpoint, inputs_of(checkpoint.path, inputs))
         expected = by_torch(task)
     except (CheckError, ExportError) as error:
         return Report(name, error=str(error))
@@ -190,7 +189,7 @@ def check(name: str, inputs_of: Callable[[Path], RealInputs], options: Options, 
     work.mkdir(parents=True)
     forms = forms_of(checkpoint.sizes, options.variants, options.precisions)
     exports = []
-    for export in export_all(name, forms, work, say):
+    for export in export_all(name, forms, work):
         report.results.append(_result(task, expected, export, options.threads))
         exports.append(export)
         say(f"{checkpoint.name}: {export.form.name} exported and compared")

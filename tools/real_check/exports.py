@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.console import say
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.choice import DEFAULT
 from tightbeam.export.errors import InexactError
@@ -93,7 +94,7 @@ def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -
     return forms
 
 
-def export_all(checkpoint: str, forms: Sequence[Form], folder: Path, say: Callable[[str], None]) -> Iterator[Export]:
+def export_all(checkpoint: str, forms: Sequence[Form], folder: Path) -> Iterator[Export]:
     """Export a checkpoint in each form; one that fails does not end the others."""
     with shared_steps("trace", "make_reference"):
         for form in forms:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tightbeam.export.checkpoint.resolve import DEMO_FOLDER
 from tools.real_check.errors import CheckError
 
-__all__ = ["RealInputs", "Recording", "folder_beside", "read_inputs"]
+__all__ = ["RealInputs", "Recording", "folder_beside", "inputs_of", "read_inputs"]
 
 LINES, REFERENCES, TEXT = "lines.txt", "references.txt", "text.txt"
 FORM = f"expected {LINES}, or recordings NAME.wav with NAME.txt"
@@ -74,6 +75,14 @@ def read_inputs(folder: Path) -> RealInputs:
         )
     text = _read(folder / TEXT) if (folder / TEXT).exists() else ""
     return RealInputs(folder, lines, references, text, recordings)
+
+
+def inputs_of(checkpoint: Path, folder: Path | None) -> RealInputs:
+    """Read the inputs in a folder, or if it is None those beside a checkpoint's folder."""
+    if folder is None and checkpoint == DEMO_FOLDER:
+        lines = (DEMO_FOLDER / "examples.txt").read_text(encoding="utf-8").splitlines()
+        return RealInputs(DEMO_FOLDER, tuple(lines), (), "", ())
+    return read_inputs(folder or folder_beside(checkpoint))
 
 
 def folder_beside(checkpoint: Path) -> Path:
