@@ -50,7 +50,7 @@ class Backend:
 
     def __init__(self, arguments: dict[str, str], triton: Any) -> None:
         config = json.loads(arguments["model_config"])
-        self._triton = triton
+        self._triton, self._folder = triton, arguments["model_repository"]
         self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         try:
             worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
@@ -64,7 +64,9 @@ class Backend:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Send requests to the worker. Waits if a whole batch of requests waits there already."""
-        responders = [Responder(request, self._triton, stream=self._stream) for request in requests]
+        responders = [
+            Responder(request, self._triton, stream=self._stream, folder=self._folder) for request in requests
+        ]
         self._dispatcher.submit(responders, self._warm_up if self._cold else lambda request: request)
         self._cold = False  # the warm-up request comes before any client's
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +18,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import page_records, segment_records
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
-from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
+from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, MAX_PARAMETER_BYTES, TRIES
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
@@ -49,6 +52,10 @@ NUMPY = (
 one. The warm-up request therefore holds numbers; a text would crash the process there."""
 
 
+FOLDERS = re.compile(r"(?<![\w.~:/\\-])/(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
+"""The folders of an absolute path."""
+MODEL_FOLDERS = rf"\d+|{BUNDLE}|{TRIES}"
+"""Names of folders in a served model's folder: a version, and what it has."""
 MOST_BYTES = 1 << 28
 """Bytes of a request's inputs. Triton has them in memory already; further copies are made of those that are taken."""
 
@@ -78,12 +85,15 @@ class Responder:
     stream
         Send each row, each token that is certain, and each segment of a recording as a response of its own. Otherwise
         there is one response, when all rows are finished.
+    folder
+        The model's folder, whose path no client is told.
     """
 
-    def __init__(self, request: Any, triton: Any, *, stream: bool) -> None:
+    def __init__(self, request: Any, triton: Any, *, stream: bool, folder: str = "") -> None:
         self._request = request
         self._triton = triton
         self._stream = stream
+        self._folder = folder
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names())
         self._rows: dict[int, Row] = {}
@@ -172,12 +182,29 @@ class Responder:
 
     def _end(self, outcome: Outcome, reason: str, code: int) -> None:
         self.outcome = outcome
-        error = self._triton.TritonError(reason, code)
+        told = without_folders(reason, self._folder)
+        if outcome == "failed" and told != reason:
+            print(f"tightbeam: a request has failed: {reason}", file=sys.stderr, flush=True)
+        error = self._triton.TritonError(told, code)
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
         except Exception:  # no response can be sent any more; the other requests go on
             traceback.print_exc()
+
+
+def without_folders(message: str, folder: str) -> str:
+    """Return a message without the folders of this machine: of each absolute path the last name is left.
+
+    Parameters
+    ----------
+    message
+    folder
+        A folder whose path may have spaces and signs, which are not found otherwise; empty for none.
+    """
+    for own in {folder, os.path.realpath(folder)} if folder else ():
+        message = re.sub(rf"{re.escape(own)}/(?:(?:{MODEL_FOLDERS})/)*", "", message)
+    return FOLDERS.sub("", message)
 
 
 def _part(event: Token | FoundSegment) -> Output:

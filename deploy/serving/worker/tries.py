@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG
 from tightbeam.deploy.serving.protocol.parameters import TRIE_SUFFIX, TRIES
 from tightbeam.deploy.tries.file import read_trie
@@ -30,7 +30,9 @@ def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> 
     Raises
     ------
     InputError
-        The model has no trie of this name, or its file is damaged.
+        The model has no trie of this name.
+    BundleError
+        The file of the trie is damaged.
     """
     config = settings.get(GENERATION_CONFIG)
     if isinstance(config, Mapping) and TRIE in config:
@@ -41,4 +43,7 @@ def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> 
     if not isinstance(name, str) or name not in tries:
         held = f"it has {', '.join(tries)}" if tries else "it has none (triton-repo --trie)"
         raise InputError(f"{TRIE}={name!r} is not a trie of this model; {held}")
-    return {**settings, TRIE: read_trie(tries[name])}
+    try:
+        return {**settings, TRIE: read_trie(tries[name])}
+    except InputError as error:  # of who serves the model, and not of its client
+        raise BundleError(str(error)) from None

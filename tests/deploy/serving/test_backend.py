@@ -377,14 +377,14 @@ def test_failed_restart_is_retried_once_a_call(
     scripted: Scene, triton: FakeTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend, worker = scripted
-    worker.starts[:] = ["no memory", "no memory still"]
+    worker.starts[:] = [f"{worker.settings.bundle}/weights: no memory", "no memory still"]
     running, failing, served = ids(), ids(), ids()
     backend.execute([running])
     worker.requests()
     worker.reports.put(ENDED)
     until(lambda: running.over)
-    assert running.error and running.error.message == "no memory; send the request again"
-    assert "the model cannot be loaded again: no memory" in capsys.readouterr().err
+    assert running.error and running.error.message == "weights: no memory; send the request again"
+    assert f"the model cannot be loaded again: {worker.settings.bundle}/weights: no memory" in capsys.readouterr().err
     run(backend, failing)
     assert failing.error and failing.error.message == "the process that generates has ended; send the request again"
     assert "no memory still" in capsys.readouterr().err

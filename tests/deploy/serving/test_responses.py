@@ -239,3 +239,26 @@ def test_response_that_triton_refuses_becomes_an_error(
         assert request.error.code == "UNAVAILABLE"
     else:  # sending the error fails too
         assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("/my models/m/1/bundle/weights.safetensors was changed", "weights.safetensors was changed"),
+        ("/my models/m/1/tries/a.trie is not a whole trie: no", "a.trie is not a whole trie: no"),
+        ("bundle /my models/m/1/bundle has no engine 'a'", "bundle bundle has no engine 'a'"),
+        ("FileNotFoundError: no such file: '/usr/lib/python3.12/json/x.py'", "FileNotFoundError: no such file: 'x.py'"),
+        (
+            "pass </s></s>, 1/2, and/or, http://a/b/c, a/b/c or /",
+            "pass </s></s>, 1/2, and/or, http://a/b/c, a/b/c or /",
+        ),
+    ],
+)
+def test_a_client_is_told_no_folder_and_the_log_is(
+    triton: FakeTriton, capsys: pytest.CaptureFixture[str], message: str, told: str
+) -> None:
+    request = FakeRequest({"INPUT_IDS": IDS})
+    responder = Responder(request, triton, stream=False, folder="/my models/m")
+    responder.fail(message, client_error=False)
+    assert request.error is not None and request.error.message == told
+    assert (message in capsys.readouterr().err) == (message != told)

@@ -59,6 +59,14 @@ def test_a_config_of_a_request_names_no_file(served: Runner, files: list[Path]) 
     assert "trie is not a setting of generation_config; pass it as a parameter of its own" in refused.message
 
 
+def test_a_damaged_trie_is_a_fault_of_the_server(bundles: BundleCache, files: list[Path], tmp_path: Path) -> None:
+    version = write_model(Bundle.load(bundles("dedup")), tmp_path, ServingSettings("birds"), tries=files)
+    (version / "tries" / "birds.trie").write_bytes(b"TBTRIE")
+    log = run(Runner.load(version / "bundle", threads=1), [ids_request(1, [5], trie="birds")], max_rows=20)
+    (refused,) = log.refusals().values()
+    assert not refused.client_error and "birds.trie is not a whole trie" in refused.message
+
+
 def test_a_model_without_tries(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup"), threads=1)
     (refused,) = run(runner, [ids_request(1, [5], trie="birds")], max_rows=20).refusals().values()
