@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind clean
+.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind soak clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,12 @@ valgrind: $(READY) ## [not measured] the operator tests under valgrind; needs cm
 	cmake -S plugins -B build/valgrind -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	cmake --build build/valgrind
 	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
+
+soak: $(BUILT) $(SERVED) ## [35 min] serve tiny models under hostile requests, kills and a full disk (MINUTES=30 SEED=1)
+	$(BIN)/python -m tools.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
+
+soak: $(BUILT) $(SERVED) ## [35 min] serve tiny models under hostile requests, kills and a full disk (MINUTES=30 SEED=1)
+	$(BIN)/python -m tools.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
 
 clean: ## [0 min] remove .venv, build output and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

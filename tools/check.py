@@ -62,6 +62,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tools/docs/": DOCS,
     "tools/gpu": ("tests/tools/test_gpu_check.py", "tests/tools/test_gpu_sections.py"),
     "tools/real_check/": ("tests/tools/test_real_check.py",),
+    "tools/soak/": ("tests/tools/test_soak.py",),
     "tools/zoo/": ("tests/tools/test_zoo.py", "tests/tools/test_season.py"),
     "docs/": DOCS,
     "README.md": DOCS,
