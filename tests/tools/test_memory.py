@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -47,16 +47,11 @@ def test_allocated_and_mapped_memory_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_three_processes(bundles: BundleCache, memory: Command) -> None:
-    done = memory(bundles("dedup"), "--processes", 3, "--threads", 1, "--source-length", 8, "--new-tokens", 5, "--json")
-    figures = json.loads(done.out)
-    assert figures["on_disk_mb"] > 0 and figures["cache_bytes"] > 0
-    assert 0 < figures["load_s"] < figures["load_with_imports_s"]
-    assert figures["imported"]["anonymous"] < figures["loaded"]["anonymous"]
-    assert figures["steady"]["peak"] >= figures["loaded"]["peak"]
-    assert len(figures["proportional_mb"]) == 3
-    assert all(share < figures["steady"]["resident"] for share in figures["proportional_mb"])
-    printed = memory(bundles("dedup"), "--threads", 1, "--source-length", 8, "--new-tokens", 5).out
-    assert "anonymous since the imports" in printed
+    done = memory(bundles("dedup"), "--processes", 3, "--threads", 1, "--source-length", 8, "--new-tokens", 5)
+    disk, _, load, result, peak, anonymous, mapped, _, *shares = map(float, re.findall(r"\d+(?:\.\d+)?", done.out))
+    assert min(disk, load, result) > 0
+    assert peak + 1 >= anonymous + mapped
+    assert len(shares) == 3 and all(share < anonymous + mapped for share in shares)
 
 
 def test_errors_are_one_line(bundles: BundleCache, memory: Command, tmp_path: Path) -> None:

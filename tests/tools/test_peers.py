@@ -1,4 +1,4 @@
-"""The comparison with other engines (`python -m tools.bench.peers`): workers, rounds, results, tables, pictures."""
+"""The comparison with other engines (`python -m tools.bench.peers`): workers, rounds, results, tables."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import RECORDING, TEXT, Job, random_job
 from tools.bench.peers.measure import measure
 from tools.bench.peers.peer import Peer
-from tools.bench.peers.picture import draw
 from tools.bench.peers.results import Cell, Group, Record, Results
-from tools.bench.peers.table import as_json, as_markdown
+from tools.bench.peers.table import as_markdown
 from tools.bench.peers.worker import WINDOW_SAMPLES, features, given, new_tokens, recording
 from tools.make_checkpoint import GENERATION, SHAPES, generation_of
 
@@ -317,9 +316,6 @@ def test_table_shows_the_fastest_and_the_distance_to_the_floor(tmp_path: Path) -
     assert rows[2] == f"| 8 | {OTHER} | 1.00 (1.00) | 200.0 (2.00) | 1.60 | **5** | 1,234 | 7 of 8 |"
     assert rows[3] == "| 8 | floor fp32 | 1.00 | 250.0 | 1.75 | 4.57 |  |  |"
     assert "2026-11-22, " in text and "transformers 1.0" in text
-    figures = as_json(results)
-    assert [engine["engine"] for engine in figures["groups"][0]["engines"]][:2] == [REFERENCE, EXACT]
-    assert len(figures["rounds"]) == 6 and not any("tokens" in each for each in figures["rounds"])
 
 
 def test_table_of_recordings_has_features_and_compares_with_faster_whisper(tmp_path: Path) -> None:
@@ -331,20 +327,6 @@ def test_table_of_recordings_has_features_and_compares_with_faster_whisper(tmp_p
     rows = [line for line in as_markdown(results).splitlines() if line.startswith("| 2 |")]
     assert rows[0].endswith("| 0.40 | 100.0 | 1.61 | **1.24** | 70 |  | 10 | 1.86 |")
     assert rows[1].endswith("| 0.56 | 200.0 | 3.00 | 0.667 | 70 |  | 40 | 1.00 |")
-    (axis,) = draw(results, results.groups()).axes
-    assert "faster-whisper int8" in [label.get_text() for label in axis.get_yticklabels()]
-
-
-def test_picture_has_a_bar_for_every_engine(tmp_path: Path) -> None:
-    results = Results(tmp_path / "r")
-    for batch in (2, 8):
-        for engine, step_s in ((REFERENCE, 3.0), (EXACT, 1.0), (OTHER, 0.2), ("floor int8", 0.1)):
-            results.add(_record(engine, step_s, batch))
-    _, axis = draw(results, results.groups()).axes
-    assert axis.get_title(loc="left") == "batch 8"
-    assert [label.get_text() for label in axis.get_yticklabels()] == [OTHER, EXACT, REFERENCE]
-    widths = [bar.get_width() for bar in axis.patches]
-    assert widths[0] == max(widths) == pytest.approx(2.5 * widths[1], rel=0.01)
 
 
 @pytest.mark.parametrize(

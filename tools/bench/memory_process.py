@@ -7,30 +7,21 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
+from tightbeam.deploy import Runner
+
 NOISE_SAMPLES = 80_000
 """5 s at the rate of almost all speech models, 16 kHz."""
 
 
-def send(**values: Any) -> None:
-    """Send a line of JSON, and wait until the reader lets this process go on."""
-    print(json.dumps(values), flush=True)
-    sys.stdin.readline()
-
-
 def main(folder: str, recording: str, threads: int, beams: int, new_tokens: int, source: int) -> None:
-    """Import, load and generate, and send a line after each."""
-    import numpy as np
-
-    from tightbeam.deploy import Runner
-
-    sys.stdin.readline()
-    send(now=time.monotonic())
+    """Load, generate, send the times as a line of JSON, and wait until standard input ends."""
     start = time.monotonic()
     runner = Runner.load(folder, threads=threads or None)
-    send(seconds=time.monotonic() - start)
+    loaded = time.monotonic()
     settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": new_tokens}
     random = np.random.default_rng(0)
-    start = time.monotonic()
     if runner.reads_images:
         runner.read_images([random.integers(0, 256, (224, 224, 3), dtype=np.uint8)], **settings)
     elif recording:
@@ -40,7 +31,9 @@ def main(folder: str, recording: str, threads: int, beams: int, new_tokens: int,
     else:
         ids = random.integers(0, runner.manifest.sizes.source_vocabulary, (1, source))
         runner.generate(ids, np.ones_like(ids), min_new_tokens=new_tokens, **settings)
-    send(seconds=time.monotonic() - start, cache_bytes=runner.cache_bytes)
+    times = {"load_s": loaded - start, "first_result_s": time.monotonic() - loaded}
+    print(json.dumps({**times, "cache_bytes": runner.cache_bytes}), flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

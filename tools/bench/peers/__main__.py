@@ -4,7 +4,7 @@
     python -m tools.bench.peers prepare --shape marian-base
     python -m tools.bench.peers run --shape marian-base --batch 1 --batch 8 --rounds 3
     python -m tools.bench.peers run --shape whisper-small --recording --batch 1 --batch 8 --beams 5 --new-tokens 40
-    python -m tools.bench.peers report --table table.md --json figures.json --pictures docs/images
+    python -m tools.bench.peers report > table.md
 
 Each engine has an environment of its own and runs in a process of its own, and they take turns. Random weights stand
 for a checkpoint's: no time depends on them, since each run generates as many tokens as ``--new-tokens`` says. Two runs,
@@ -20,12 +20,9 @@ results to measure it again.
 
 from __future__ import annotations
 
-import json
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
 from rich.console import Console
 
@@ -38,10 +35,8 @@ from tools.bench.peers.environments import install as install_environment
 from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import DEMO, RECORDING, SOURCES, Job, demo_job, random_job, task_of
 from tools.bench.peers.measure import measure
-from tools.bench.peers.picture import draw
 from tools.bench.peers.results import Group, Results
-from tools.bench.peers.table import as_json, as_markdown
-from tools.bench.pictures import STYLE
+from tools.bench.peers.table import as_markdown
 
 HELP = "Speed and memory beside transformers, CTranslate2, faster-whisper, OpenVINO and optimum-onnx, and the floor."
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
@@ -123,30 +118,14 @@ def run(
 @app.command()
 def report(
     results: Stored = RESULTS,
-    table: Annotated[Path | None, typer.Option(help="Write the tables as Markdown.")] = None,
-    figures: Annotated[Path | None, typer.Option("--json", help="Write the figures as JSON.")] = None,
     processor_time: Annotated[
         bool, typer.Option(help="Seconds of the processor in place of the clock's, for a machine that others use.")
     ] = False,
-    pictures: Annotated[
-        Path | None, typer.Option(help="Folder for a picture of each shape and number of beams.")
-    ] = None,
 ) -> None:
-    """Print the tables, and write them, the figures and the pictures."""
+    """Print the tables as Markdown."""
     if not results.exists():
         raise PeerError(f"{results} does not exist; run: python -m tools.bench.peers run")
-    found = Results(results, processor_time)
-    text = as_markdown(found)
-    console.print(text)
-    if table is not None:
-        table.write_text(text, encoding="utf-8")
-    if figures is not None:
-        figures.write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
-    for (shape, *_, beams), groups in groupby(found.groups() if pictures else (), key=lambda group: group[:5]):
-        assert pictures is not None
-        with mpl.rc_context(STYLE):
-            path = pictures / f"peers-{shape}-beams-{beams}.svg"
-            draw(found, list(groups)).savefig(path, metadata={"Date": None, "Creator": None})
+    print(as_markdown(Results(results, processor_time)), end="")
 
 
 def _place(shape: str, recording: bool, environments: Path, work: Path) -> Place:

@@ -1,18 +1,16 @@
-"""The results as a table in Markdown, and as JSON."""
+"""The results as a table in Markdown."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from tools.bench.peers.contenders import CONTENDERS, WHISPERER
 from tools.bench.peers.results import Figures, Group, Results
 
-__all__ = ["as_json", "as_markdown", "processor"]
+__all__ = ["as_markdown", "processor"]
 
 HEADINGS = ("batch", "engine", "encoder, s", "step, ms", "job, s (least, most)", "samples/s", "peak MB", "equal")
 OF_RECORDINGS = ("features, ms", f"x {WHISPERER.replace('_', '-')}")
@@ -105,23 +103,3 @@ def processor() -> str:
         flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8") if flag in flags
     ]
     return f"{found.get('model name', 'a processor without a name')} ({', '.join(known)})"
-
-
-def as_json(results: Results) -> dict[str, Any]:
-    """All figures, with the rounds that they are medians of, and without the tokens."""
-    groups = [
-        {**group._asdict(), "engines": [_of_engine(each) for each in results.figures(group)]}
-        for group in results.groups()
-    ]
-    rounds = [
-        {
-            **record.group._asdict(),
-            **{name: value for name, value in vars(record).items() if name not in ("group", "tokens")},
-        }
-        for record in results.records()
-    ]
-    return {"processor": processor(), "cores": os.cpu_count(), "groups": groups, "rounds": rounds}
-
-
-def _of_engine(figures: Figures) -> dict[str, Any]:
-    return {**asdict(figures), "samples_per_second": figures.samples_per_second}
