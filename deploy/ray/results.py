@@ -7,22 +7,19 @@ results/b.parquet-00000.parquet
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.bundle.atomic_file import remove_partial, write_file
-from tightbeam.deploy.bundle.manifest import MANIFEST
-from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.ray.input_data import InputFile
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.partition import PARQUET, Partition
-from tightbeam.deploy.tries.trie import Trie
+from tightbeam.deploy.run_model.record import check_same_run
 
-__all__ = ["bundle_digest", "failed_rows", "open_results", "remove_unfinished", "result_path", "write_result"]
+__all__ = ["failed_rows", "open_results", "remove_unfinished", "result_path", "write_result"]
 
 RECORD = "_run.json"
 
@@ -52,7 +49,7 @@ def open_results(folder: Path, run: Mapping[str, Any], files: Sequence[InputFile
             before = {"files": {}, "run": run}
             if folder.is_dir() and any(folder.iterdir()):
                 raise InputError(f"{folder} is not empty, and holds no results of --ray; pass another --output")
-        _compare(folder, before["run"], run)
+        check_same_run(str(folder), before["run"], run)
         changed = next((name for name, file in now.items() if before["files"].get(name, file) != file), None)
         if changed is not None:
             raise InputError(f"{changed} has changed since {folder} was begun; pass another --output")
@@ -105,37 +102,3 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     if not (isinstance(record, dict) and all(isinstance(record.get(part), dict) for part in ("run", "files"))):
         raise InputError(f"{path} is damaged, it should name the bundle and settings; pass another --output")
     return record
-
-
-def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in [*now, *(name for name in before if name not in now)]:
-        old, new = before.get(name), now.get(name)
-        if old != new:
-            if name == "bundle":
-                raise InputError(f"{folder} holds results of another bundle; pass that one, or another --output")
-            raise InputError(
-                f"{folder} holds results of other settings ({name} is {json.dumps(old)} there, {json.dumps(new)} "
-                "here); pass the same ones, or another --output"
-            )
-
-
-def in_json(value: Any) -> Any:
-    """Return a setting in JSON's types; a trie becomes a digest of its arrays."""
-    if isinstance(value, Trie):
-        return hashlib.sha256(value.offsets.tobytes() + value.tokens.tobytes()).hexdigest()
-    if is_dataclass(value):
-        return {own.name: in_json(getattr(value, own.name)) for own in fields(value)}
-    if isinstance(value, tuple):
-        return [in_json(part) for part in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def bundle_digest(bundle: Path) -> str:
-    """Return the SHA-256 of bundle.json, which has the checksums of all files of the bundle. Raises BundleError."""
-    try:
-        return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:
-        reason = (error.strerror or "").lower()
-        raise BundleError(
-            f"{bundle / MANIFEST} cannot be read ({reason}); put the bundle there, or share its folder"
-        ) from None

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import ClusterRun
 from tightbeam.deploy.ray.partition import FieldNames, Partition
 from tightbeam.deploy.ray.results import (
-    bundle_digest,
     failed_rows,
-    in_json,
     open_results,
     remove_unfinished,
     result_path,
@@ -38,6 +36,7 @@ from tightbeam.deploy.ray.worker import Job, PartitionReport
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output
 from tightbeam.deploy.run_model.progress import RunProgress, progress_bar
+from tightbeam.deploy.run_model.record import bundle_digest, settings_in_json
 from tightbeam.deploy.run_model.summary import RunSummary
 
 __all__ = ["RayRun", "run_on_ray"]
@@ -232,7 +231,7 @@ def _depends_on(run: RayRun, bundle: Bundle, options: GenerationOptions) -> Mapp
         "key-field": run.fields.key,
         "row-settings": run.fields.settings,
         "partition-rows": run.rows_each,
-        **{own.name.replace("_", "-"): in_json(getattr(options, own.name)) for own in fields(options)},
+        **settings_in_json(options),
     }
 
 

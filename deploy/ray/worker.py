@@ -21,9 +21,10 @@ from tightbeam.deploy.ray.lines import read_lines
 from tightbeam.deploy.ray.parquet import read_table
 from tightbeam.deploy.ray.partition import PARQUET, SOUND, TEXT, FieldNames, Partition
 from tightbeam.deploy.ray.recordings import recordings_of_lines, run_sound_rows
-from tightbeam.deploy.ray.results import bundle_digest, failed_rows, result_path, write_result
+from tightbeam.deploy.ray.results import failed_rows, result_path, write_result
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
+from tightbeam.deploy.run_model.record import bundle_digest
 
 __all__ = ["Job", "PartitionReport", "PartitionWorker"]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tightbeam.deploy.errors import NO_NAME, InputError
 from tightbeam.deploy.run_model.input_files import STDIN
@@ -52,18 +54,48 @@ def _status(source: str) -> os.stat_result | None:
 
 
 @contextmanager
-def open_output(output: str, written: WrittenResults | None) -> Iterator[TextIO]:
-    """Open the stream for results. With ``written`` it begins after these results."""
+def open_output(output: str, written: WrittenResults | None, on_begin: Callable[[], None]) -> Iterator[TextIO]:
+    """Open the stream for results. What the file holds is kept until the first result is written, or the run ends.
+
+    Parameters
+    ----------
+    output : str
+    written : WrittenResults or None
+        Results at the beginning of the file that are kept; None replaces its content.
+    on_begin : callable
+        Is called before the first result of a file that keeps none.
+    """
     if output == STDOUT:
         yield sys.stdout
         return
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if written is None else 0), 0o666)
-        if written is not None:
-            os.ftruncate(descriptor, written.nbytes)
-            os.lseek(descriptor, 0, os.SEEK_END)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT, 0o666)
     except OSError as error:
         option = "--output" if written is None else "--resume"
         raise InputError(f"cannot write {output}: {(error.strerror or '').lower()}; pass another {option}") from None
-    with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+    raw = _Results(descriptor, 0 if written is None else written.nbytes, on_begin)
+    with TextIOWrapper(BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         yield file
+        raw.begin()  # a run without results replaces older ones, too
+
+
+class _Results(FileIO):
+    """A file that is cut after ``kept`` bytes when it is first written to."""
+
+    def __init__(self, descriptor: int, kept: int, on_begin: Callable[[], None]) -> None:
+        super().__init__(descriptor, "w")
+        self._kept, self._on_begin = kept, on_begin
+        self._begun = not stat.S_ISREG(os.fstat(descriptor).st_mode)  # a pipe or a device
+
+    def begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        os.ftruncate(self.fileno(), self._kept)
+        self.seek(self._kept)
+        if not self._kept:
+            self._on_begin()
+
+    def write(self, data: Any, /) -> int | None:  # type: ignore[override]
+        self.begin()
+        return super().write(data)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from tightbeam.deploy.bundle.operators import operators_note
@@ -47,6 +47,7 @@ from tightbeam.deploy.run_model.input_files import (
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
 from tightbeam.deploy.run_model.progress import progress_of
+from tightbeam.deploy.run_model.record import RunRecord, bundle_digest, settings_in_json
 from tightbeam.deploy.run_model.result_folder import ResultFolder, names_folder
 from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.streamed_line import StreamedLine
@@ -246,12 +247,13 @@ class _Run:
     def go(self, load_seconds: float) -> int:
         """Run the inputs without a result, and return the exit code."""
         run, files = self._run, self._files
+        self._record = RunRecord.beside(run.target, self._depends_on())
         written, lines = self._skip_written()
         summary = RunSummary(self._unit, load_seconds)
         hidden = run.quiet or (run.target == STDOUT and sys.stdout.isatty())
         results = self._results(lines, first=written.count + 1)
         target = STDOUT if self._folder is not None else run.target
-        opened = open_output(target, None if run.resume is None else written)
+        opened = open_output(target, None if run.resume is None else written, self._record.write)
         shown = progress_of(hidden, files.count, written.count, sound=self._runner.has_windows)
         # If writing fails, results are closed at once: Python must not end while a thread runs the model.
         with opened as sink, shown as progress, closing(results), self._shown:
@@ -469,8 +471,27 @@ class _Run:
         if last is not None:
             file = last.file if self._files.several else None
             written.check(run.target, json_lines=run.json_lines, number=last.number, file=file)
+            if not self._record.check(run.target):
+                self._note(f"{self._record.path} is not there, so the settings of {run.target} are not compared")
             self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
         return written, lines
+
+    def _depends_on(self) -> Mapping[str, Any]:
+        """Return everything but the inputs that results depend on, in JSON's types."""
+        run, lines = self._run, self._run.line_format
+        return {
+            "bundle": bundle_digest(self._runner.bundle.path),
+            "model": self._runner.manifest.model,
+            "engine": run.engine,
+            "document": run.document,
+            "ids": lines.ids,
+            "json-input": lines.field,
+            "settings-field": lines.settings,
+            "truncate": lines.truncate,
+            "escapes": lines.escapes,
+            "sample-format": None if run.raw is None else asdict(run.raw),
+            **settings_in_json(self._runner.options(**self._settings)),
+        }
 
     def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments | FoundText]:
         """Return the results of the inputs in order. The segments of a recording, and pieces of a text that is

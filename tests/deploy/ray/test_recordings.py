@@ -21,10 +21,10 @@ from tightbeam.deploy.ray import Generate, worker
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import StartCounter
 from tightbeam.deploy.ray.partition import FieldNames
-from tightbeam.deploy.ray.results import bundle_digest
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.table import with_results
 from tightbeam.deploy.ray.worker import Job, PartitionWorker
+from tightbeam.deploy.run_model.record import bundle_digest
 
 soundfile = pytest.importorskip("soundfile")
 SHORT = {"max_new_tokens": 6}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from support.options import resolve_options
 from tightbeam.deploy import InputError
 from tightbeam.deploy.ray.input_data import InputFile
-from tightbeam.deploy.ray.results import in_json, open_results, remove_unfinished, write_result
+from tightbeam.deploy.ray.results import open_results, remove_unfinished, write_result
+from tightbeam.deploy.run_model.record import settings_in_json
 from tightbeam.deploy.tries.build import build_trie
 
 RUN: dict[str, Any] = {"bundle": "abc", "num-beams": 4, "eos": (2, 3)}
@@ -98,7 +98,7 @@ def test_every_setting_can_be_recorded(tmp_path: Path) -> None:
 
     def recorded(**settings: Any) -> dict[str, Any]:
         options = resolve_options(defaults, settings, vocab_size=50, max_positions=20)
-        return {own.name: in_json(getattr(options, own.name)) for own in fields(options)}
+        return settings_in_json(options)
 
     runs = [
         recorded(bad_words_ids=[[4], [5, 6]]),

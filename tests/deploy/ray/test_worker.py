@@ -24,9 +24,9 @@ from tightbeam.deploy.ray import Generate, worker
 from tightbeam.deploy.ray.input_data import cut, find_files
 from tightbeam.deploy.ray.job import StartCounter
 from tightbeam.deploy.ray.partition import FieldNames
-from tightbeam.deploy.ray.results import bundle_digest
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.worker import MOST_STARTS, Job, PartitionWorker
+from tightbeam.deploy.run_model.record import bundle_digest
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 
 BUNDLE = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
