@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,89 +16,73 @@ import torch
 
 from support.operators import cuda_host
 from support.operators.cases import GPU_MODULES
-from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 from tightbeam.plugins.tensorrt.native import Gpu
-from tools.gpu import _graph_times, _results, kernels, rates
+from tools.gpu import _place, _process, kernels, rates
 from tools.gpu._kernels.attention import BeamWork, SourceWork
 from tools.gpu._kernels.work import Operator
-
-ROOT = Path(__file__).resolve().parents[2]
 
 H200 = Gpu(multiprocessors=132, shared_bytes=227 * 1024)
 
 
-class Shim(_graph_times.OnHost):
+class Shim(_place.Host):
     """A rehearsal whose CUDA kernels run on the host shim."""
 
     def launcher(self) -> Any:
         return cuda_host.HostLauncher(Gpu(multiprocessors=4, shared_bytes=227 * 1024))
 
 
-def rehearse(section: str, folder: Path) -> dict[str, Any]:
-    output = folder / "results" / "found.json"
-    command = [sys.executable, "-m", f"tools.gpu.{section}", "--output", str(output), "--rehearse"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
-    found: dict[str, Any] = json.loads(output.read_text())
-    return {**found, "tables": {table["title"]: table for table in found["tables"]}}
-
-
 def test_section_rates_in_a_rehearsal(tmp_path: Path) -> None:
-    found = rehearse("rates", tmp_path)
-    assert {title: len(table["rows"]) for title, table in found["tables"].items()} == {
-        "Memory": 4,
-        "Matrix products": 3,
-        "Launches": 2,
-    }
-    rates = {"bytes_per_s", "flops_per_s_fp16", "flops_per_s_bf16", "flops_per_s_fp32"}
-    assert found["figures"].keys() == {*rates, "launch_by_host_s", "launch_in_graph_s"}
-    assert all(value > 0 for value in found["figures"].values())
-    assert found["notes"] == ["A rehearsal on the host: no figure means anything."]
+    output = tmp_path / "rates.jsonl"
+    arguments = {"folder": str(tmp_path), "rehearse": True, "seconds": 60}
+    ended = _process.run("tools.gpu.rates:run", arguments, output, 60)
+    assert ended.outcome == "passed", ended.reason
+    found = _process.read(output)
+    counts = {title: len(_process.rows(found, title)) for title in ("Memory", "Matrix products", "Launches")}
+    assert counts == {"Memory": 4, "Matrix products": 3, "Launches": 2}
+    (best,) = _process.rows(found, rates.RATES)
+    assert best.keys() == {"bytes", "fp16", "bf16", "fp32"} and all(value > 0 for value in best.values())
+    assert not any("failed" in row for title in counts for row in _process.rows(found, title))
+
+
+def measured() -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """Rows of the section by table, and its last word, if it is an error."""
+    tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    try:
+        for title, cells in kernels.measure(Shim()):
+            tables[title].append(dict(cells))
+    except SystemExit as error:
+        return tables, str(error)
+    return tables, ""
 
 
 @pytest.mark.slow
-def test_section_kernels_in_a_rehearsal(tmp_path: Path) -> None:
+def test_section_kernels_in_a_rehearsal() -> None:
     cuda_host.kernels("attention"), cuda_host.kernels("search")  # compiled here, or the test is skipped
-    assert kernels.run(Shim(), _results.Results(tmp_path / "found.json")) == []
-    found = json.loads((tmp_path / "found.json").read_text())
-    tables = {table["title"]: table for table in found["tables"]}
-    assert tables.keys() == {"Checks", "Kernels", *GPU_MODULES}
-    checks = [dict(zip(tables["Checks"]["columns"], row, strict=True)) for row in tables["Checks"]["rows"]]
-    assert {check["verdict"] for check in checks} == {"right"}
-    assert {check["call"].split(",")[0] for check in checks} == set(GPU_MODULES)
+    tables, error = measured()
+    assert not error and tables.keys() == {"Checks", "Kernels", *GPU_MODULES}
+    assert all(check["right"] for check in tables["Checks"])
+    assert {check["call"].split(",")[0] for check in tables["Checks"]} == set(GPU_MODULES)
     for name in GPU_MODULES:
-        rows = [dict(zip(tables[name]["columns"], row, strict=True)) for row in tables[name]["rows"]]
-        assert all(float(row["time, µs"]) > 0 for row in rows), rows
-        whats = [row["what"] for row in rows]
+        assert all(float(row["time, µs"]) > 0 for row in tables[name])
+        whats = [row["what"] for row in tables[name]]
         assert whats.count("ours") == whats.count("floor")
         assert len(set(whats)) >= 3, "ours, the floor and a peer"
-    assert "SDPA on deduplicated K/V" in {row[2] for row in tables["LatentAttention"]["rows"]}
-    assert found["figures"]["wrong"] == found["figures"]["failed"] == []
-    timed = [figure for figure in found["figures"].values() if isinstance(figure, dict)]
-    assert len(timed) == sum(row[2] == "ours" for name in GPU_MODULES for row in tables[name]["rows"])
-    assert all(figure["peers"] and figure["bytes"] > 0 and figure["sets"] > 1 for figure in timed)
+    assert "SDPA on deduplicated K/V" in {row["what"] for row in tables["LatentAttention"]}
 
 
-@pytest.mark.parametrize("section", ["rates", "kernels"])
-def test_without_a_gpu(section: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", [rates, kernels])
+def test_without_a_gpu(section: ModuleType, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = [sys.executable, "-m", f"tools.gpu.{section}", "--output", str(tmp_path / "found.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 1
-    assert "torch finds no GPU here; expected one, or --rehearse" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit, match="error: torch finds no GPU here; expected one, or --rehearse"):
+        list(section.run(str(tmp_path), False, 60.0))
 
 
-def found_with(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def found_with(call: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, list[dict[str, Any]]], str]:
     """Results of the section where ``call(right, operator, inputs, outputs)`` replaces the kernels."""
     right = Operator.__call__
     monkeypatch.setattr(Operator, "__call__", lambda self, inputs, outputs: call(right, self, inputs, outputs))
-    output = tmp_path / "found.json"
-    bad = kernels.run(Shim(), _results.Results(output))
-    found: dict[str, Any] = json.loads(output.read_text())
-    assert bad == [*found["figures"]["wrong"], *found["figures"]["failed"]]
-    return {**found, "tables": {table["title"]: table for table in found["tables"]}}
+    return measured()
 
 
 def nearly(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
@@ -116,40 +98,41 @@ def without_starting(right: Any, operator: Any, inputs: Any, outputs: Any) -> An
 
 
 @pytest.mark.parametrize("fault", [pytest.param(nearly, marks=pytest.mark.slow), without_starting])
-def test_a_wrong_result_is_found_and_not_timed(fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = found_with(fault, tmp_path, monkeypatch)
+def test_a_wrong_result_is_found_and_not_timed(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, error = found_with(fault, monkeypatch)
     works = list(kernels.works(Shim()))
-    assert len(found["figures"]["wrong"]) == len(works)
-    assert found["tables"].keys() == {"Checks"}
-    assert sum("WRONG" in note for note in found["notes"]) == len(works)
+    assert tables.keys() == {"Checks"}
+    assert {check["call"] for check in tables["Checks"] if not check["right"]} == {
+        f"{work.operator}, {work.label}, {work.dtype_name}" for work, _ in works
+    }
+    assert error.startswith(f"error: {len(works)} calls are wrong or failed: SourceAttention, ")
 
 
 @pytest.mark.slow
-def test_a_mask_or_a_trie_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_or_a_trie_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def unmasked(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         more = {"mask": torch.ones_like(inputs["mask"])} if "mask" in inputs else {}
         more |= {"trie_nodes": torch.zeros_like(inputs["trie_nodes"])} if "trie_nodes" in inputs else {}
         return right(operator, {**inputs, **more}, outputs)
 
-    found = found_with(unmasked, tmp_path, monkeypatch)
-    wrong = {text.split(",")[0] for text in found["figures"]["wrong"]}
+    tables, _ = found_with(unmasked, monkeypatch)
+    wrong = {check["call"].split(",")[0] for check in tables["Checks"] if not check["right"]}
     assert wrong == {"SourceAttention", "LatentAttention", "BeamTopK"}
 
 
-def test_a_failure_is_a_row_and_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_a_row_and_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         if operator.work.operator == "LatentAttention":
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
         return right(operator, inputs, outputs)
 
     monkeypatch.setattr(SourceWork, "_sdpa", lambda *arguments: {"output": torch.ones(8, 32)})
-    found = found_with(out_of_memory, tmp_path, monkeypatch)
-    assert [row[2:4] for row in found["tables"]["LatentAttention"]["rows"]] == [["ours", "failed"]] * 2
-    assert sum("ours: OutOfMemoryError: CUDA out of memory." in note for note in found["notes"]) == 2
-    rows = found["tables"]["SourceAttention"]["rows"]
-    assert [row[3] == "failed" for row in rows] == ["SDPA" in row[2] for row in rows]
-    assert found["figures"]["wrong"] == [] and len(found["figures"]["failed"]) == 2
-    assert len(found["tables"]["BeamTopK"]["rows"]) == 6
+    tables, error = found_with(out_of_memory, monkeypatch)
+    failed = [(row["what"], row["failed"]) for row in tables["LatentAttention"]]
+    assert failed == [("ours", "OutOfMemoryError: CUDA out of memory.")] * 2
+    assert [("failed" in row) == ("SDPA" in row["what"]) for row in tables["SourceAttention"]] == [True] * 10
+    assert error.startswith("error: 2 calls are wrong or failed: LatentAttention, ")
+    assert len(tables["BeamTopK"]) == 6
 
 
 def test_compare() -> None:
@@ -176,7 +159,7 @@ def test_compare() -> None:
 
 
 def test_floors_at_the_sizes_of_bart_large() -> None:
-    on_gpu = object.__new__(_graph_times.OnGpu)
+    on_gpu = object.__new__(_place.OnGpu)
     full = [work for work, _ in kernels.works(on_gpu)]
     latent = [work for work in full if work.operator == "LatentAttention"]
     assert [(work.B, work.dtype_name) for work in latent] == [
@@ -200,14 +183,14 @@ def test_the_definition_checks_the_kernels_that_are_timed() -> None:
         Operator(work, Shim(), launcher)(inputs, work.outputs(inputs))
         return {(folder, name) for folder, name in launcher.kernels if "combine_splits" not in name}
 
-    works = list(kernels.works(object.__new__(_graph_times.OnGpu)))
+    works = list(kernels.works(object.__new__(_place.OnGpu)))
     assert len(works) == 30
     for full, small in works:
         assert kernels_of(full) == kernels_of(small) != set(), full.operator
 
 
 def test_rows_that_histories_share_count_once() -> None:
-    work = BeamWork(3, torch.float16, "cpu", (0, 0), M=4, H=2, K=8, T=11, T_max=12, shared=True)
+    work = BeamWork(3, torch.float16, "cpu", M=4, H=2, K=8, T=11, T_max=12, shared=True)
     ancestry = work.inputs(0)["ancestry"]
     different = {(b, t, int(ancestry[b, m, t])) for b in range(3) for m in range(4) for t in range(10)}
     assert len(different) < 3 * 4 * 10
@@ -220,9 +203,9 @@ def test_rows_that_histories_share_count_once() -> None:
 class Cuda(ModuleType):
     """A stand-in for torch.cuda as far as timing uses it. ``log``: the calls."""
 
-    def __init__(self, refuses: str = "", fails: str = "") -> None:
+    def __init__(self, refuses: str = "") -> None:
         self.log: list[str] = []
-        self.refuses, self.fails, self.mode = refuses, fails, "default"
+        self.refuses, self.mode = refuses, "default"
 
     def synchronize(self) -> None:
         self.log.append("synchronize")
@@ -241,8 +224,6 @@ class Cuda(ModuleType):
     def graph(self, graph: Any) -> Iterator[None]:
         self.log.append("begin")
         yield
-        if self.fails:
-            raise RuntimeError(self.fails)
         self.log.append("end")
 
     def CUDAGraph(self) -> Any:
@@ -254,10 +235,10 @@ class Cuda(ModuleType):
 
 def test_times_are_those_of_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda()
-    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
-    place = object.__new__(_graph_times.OnGpu)
+    monkeypatch.setattr(_place.torch, "cuda", cuda)
+    place = object.__new__(_place.OnGpu)
     times = place.times([cuda.call] * 4)
-    assert (times.median_s, times.how) == (2e-3, "graph")
+    assert times.median_s == 2e-3
     begin = cuda.log.index("begin")
     assert cuda.log[:begin].count("call") >= 1
     assert cuda.log[begin : cuda.log.index("end")] == ["begin", *["call"] * 4]
@@ -266,30 +247,9 @@ def test_times_are_those_of_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.mode == "default"
 
 
-def test_kernels_are_compiled_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "compiler.py"
-    compiler.write_text("import pathlib, sys; pathlib.Path(*sys.argv[1:2]).write_text(' '.join(sys.argv[2:]))")
-    monkeypatch.setattr(_graph_times, "COMPILE", compiler.read_text())
-    launcher = object.__new__(CudaLauncher)
-    launcher.capability = "90"
-    names = [str(tmp_path / name) for name in ("one", "two", "three")]
-    object.__new__(_graph_times.OnGpu).compile([(name, "kernel<float>") for name in names], launcher)
-    assert [Path(name).read_text() for name in names] == ["kernel<float> 90"] * 3
-
-
 def test_calls_that_wait_for_the_gpu_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda("called a synchronizing CUDA operation")
-    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
-    place = object.__new__(_graph_times.OnGpu)
-    assert place.times([cuda.call] * 4).how == "synchronised"
+    monkeypatch.setattr(_place.torch, "cuda", cuda)
+    with pytest.raises(RuntimeError, match="called a synchronizing"):
+        object.__new__(_place.OnGpu).times([cuda.call] * 4)
     assert "begin" not in cuda.log and cuda.mode == "default"
-    cuda.refuses = "another fault"
-    with pytest.raises(RuntimeError, match="another fault"):
-        place.times([cuda.call])
-
-
-def test_a_failed_capture_still_gives_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(fails="operation failed\nlong")
-    monkeypatch.setattr(_graph_times.torch, "cuda", cuda)
-    times = object.__new__(_graph_times.OnGpu).times([cuda.call] * 4)
-    assert times.how == "synchronised, as the capture failed: operation failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import warnings
@@ -13,7 +12,8 @@ import pytest
 
 from support.runtimes import session_in_memory
 from tightbeam.export import export_model
-from tools.gpu import _results, sanitizer, step, tests
+from tools.gpu import sanitizer, step, tests
+from tools.gpu._generate import layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n========= {}\n"
@@ -88,44 +88,43 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.busy_us(events) == 2 + 4 + 1.5
 
 
-def test_a_variant_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-
-    def fail() -> Any:
-        raise RuntimeError("out of memory\nand more")
-
-    monkeypatch.setattr(step, "_engines", lambda work, precision: iter([("el", fail), ("slim", fail)]))
-    output = tmp_path / "step.json"
-    with pytest.raises(SystemExit, match="error: el failed: RuntimeError; slim failed: RuntimeError"):
-        step.main(output)
-    notes = _results.read_results(output)["notes"]
-    assert notes == ["el: RuntimeError: out of memory", "slim: RuntimeError: out of memory"]
+def test_a_variant_that_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variant in ("el", "slim"):
+        layout.bundle_folder(tmp_path / "generate", variant, step.PRECISION).mkdir(parents=True)
+    found = []
+    with pytest.raises(SystemExit, match="error: a step failed or does what it should not: el, slim"):
+        for row in step.run(str(tmp_path), False, 60.0):
+            found.append(row)
+    assert [(row[1]["variant"], row[1]["failed"].partition(":")[0]) for row in found] == [
+        ("el", "BundleError"),
+        ("slim", "BundleError"),
+    ]
 
 
 def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tests, "SECONDS", 3)
-    hangs, warns = tmp_path / "test_hangs.py", tmp_path / "test_warns.py"
+    hangs, warns, skips = (tmp_path / f"test_{name}.py" for name in ("hangs", "warns", "skips"))
     hangs.write_text("import time\ndef test_hangs(): time.sleep(60)\n")
     warns.write_text("import warnings\ndef test_warns(): warnings.warn('of another version', stacklevel=1)\n")
-    found = _results.Results(tmp_path / "tests.json")
-    assert tests.run_file(str(hangs), [], tmp_path / "tests.xml", found) == (0, 1)
-    monkeypatch.setattr(tests, "SECONDS", 60)
-    assert tests.run_file(str(warns), ["-c", str(ROOT / "pyproject.toml")], tmp_path / "tests.xml", found) == (1, 0)
-    content = _results.read_results(tmp_path / "tests.json")
-    assert content["notes"] == [f"{hangs} did not come to its end: stopped after 3 s"]
-    assert [row[1:3] for row in content["tables"][0]["rows"]] == [["-", "-"], ["1", "0"]]
-
-
-def test_tests_that_are_all_skipped_are_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    skips = tmp_path / "test_skips.py"
     skips.write_text("import pytest\ndef test_skips(): pytest.skip('no GPU')\n")
-    found = _results.Results(tmp_path / "tests.json")
+    files = {str(path): ["-c", str(ROOT / "pyproject.toml")] for path in (hangs, warns, skips)}
+    found = tests.run_files(files, tmp_path / "tests.xml")
+    assert next(found) == ("Tests on the GPU", {"file": str(hangs)})
+    assert next(found) == f"{hangs} did not come to its end: stopped after 3 s"
+    monkeypatch.setattr(tests, "SECONDS", 60)
+    assert next(found)[1] | {"seconds": 0} == {
+        **{"file": str(warns), "passed": 1, "failed": 0, "skipped": 0, "seconds": 0}  # type: ignore[operator]
+    }
+    assert next(found)[1]["skipped"] == 1  # type: ignore[index]
+    assert next(found) == f"skipped in {skips}: no GPU"
+    with pytest.raises(SystemExit, match="error: 1 failed"):
+        next(found)
     with pytest.raises(SystemExit, match="error: every test was skipped"):
-        tests.run_files([(str(skips), [])], tmp_path / "tests.xml", found)
+        list(tests.run_files({str(skips): []}, tmp_path / "tests.xml"))
 
 
 def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
     """The demo model over plain memory; one event takes a microsecond."""
-    output = tmp_path / "step.json"
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         bundle = export_model("demo", tmp_path / "dedup", variant="dedup", check=False)
@@ -135,13 +134,12 @@ def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
         found = enumerate(session_in_memory.events_in_memory(made.cuda, work))
         return [step.Event(kind, float(at), 1.0, nbytes) for at, (kind, nbytes) in found]
 
-    step.run(_results.Results(output), [("dedup", lambda: (made.runtime, bundle, profiled))], [3], 16, 5)
-    found = json.loads(output.read_text())
-    steps = next(table for table in found["tables"] if table["title"].startswith("A decode step"))
-    assert [row[:3] for row in steps["rows"]] == [
-        ["dedup", "3", "single kernels"],
-        ["dedup", "3", "a CUDA graph"],
+    found = step.measure("dedup", lambda: (made.runtime, bundle, profiled), [3], 16, 5)
+    steps = [row for title, row in found if title.startswith("A decode step")]
+    assert [(row["variant"], row["batch"], row["as"]) for row in steps] == [
+        ("dedup", 3, "single kernels"),
+        ("dedup", 3, "a CUDA graph"),
     ]
-    for row in steps["rows"]:
-        cells = dict(zip(range(len(row)), row, strict=True))
-        assert (cells[7], cells[9], cells[10], cells[11]) == ("2", "3", "480", "480")
+    for row in steps:
+        assert (row["copies to the GPU"], row["copies back"], row["copies back, bytes"]) == (2, 3, 480)
+        assert step.WRONG not in row

@@ -1,13 +1,10 @@
 """End to end on a GPU: samples a second and memory of transformers and of our bundles, BART-large's sizes.
 
-    python -m tools.gpu.generate --output generate.json --rates rates.json
-    python -m tools.gpu.generate --output generate.json --rehearse
-
-A section of the GPU check. A checkpoint (random weights, a fixed seed) and its bundles are made in ``--work``, minutes
+A section of the GPU check. A checkpoint (random weights, a fixed seed) and its bundles are made in a folder, minutes
 on the CPU, and used again by a second call. Then: the predictions of the cost model; float32 tokens against
 transformers on the same device; and each side at each batch, in half precision and a process of its own, until memory
 ends. A side whose tokens are wrong is not timed. What time did not
-suffice for, a second call measures: ``--earlier`` with the first one's output.
+suffice for, a second call measures.
 
 Peak memory is what the device gave the process beyond its context, sampled for all sides alike: allocators that cache
 hold more than they need. torch's own count is a second figure.
@@ -21,16 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import numpy as np
-import typer
 
 from tightbeam.deploy import Bundle
-from tightbeam.graph_passes import PRESETS, RunSize
+from tightbeam.graph_passes import RunSize
 from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts
 from tools.gpu._generate.case import PEERS, GenerationJob
-from tools.gpu._generate.layout import EQUAL, bundle_folder, checkpoint_folder
+from tools.gpu._generate.layout import EQUAL, VARIANTS, bundle_folder, checkpoint_folder
 from tools.gpu._generate.process import DONE, LATE, OUT_OF_MEMORY, Ended, run_case
 from tools.gpu._generate.tables import (
     GIB,
@@ -44,20 +40,21 @@ from tools.gpu._generate.tables import (
     measured_of,
     prediction_of,
 )
-from tools.gpu._results import Results, read_results
+from tools.gpu._process import read, rows
+from tools.gpu._results import Results, figures_of
+from tools.gpu.rates import RATES
 
-VARIANTS = ("dedup", "el", "slim", "baseline")
-"""The first are measured first, should time be short."""
 BATCHES = (32, 64, 128, 256, 320, 512, 1024, 2048, 4096)
 """Doubled; and the 320 of EL-attention's Table 3."""
 COMPILED, NO_CACHE = "transformers compiled", "transformers no cache"
+MEASURE_S, CASE_S, COMPILE_S = 60, 150, 240
+"""Seconds after which a case times no further generation; and after which it is killed, without and with a compiler."""
 OUT_OF_TIME = "no time left"
 CASE_COLUMNS = (
     *("side", "batch", "samples/s", "times transformers", "seconds", "encoder s", "step ms"),
     *("peak GiB", "torch's GiB", "source cache GiB", "generated cache GiB", "tokens as transformers", "ended"),
 )
 Notes = dict[str, Any]
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -105,43 +102,15 @@ class Setting:
         return Ended(OUT_OF_TIME) if left < limit_s and ended.how.startswith(LATE) else ended
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="JSON file for the results.")],
-    rehearse: Annotated[bool, typer.Option(help="Tiny sizes on the CPU, float32: times mean nothing.")] = False,
-    work: Annotated[Path, typer.Option(help="Folder for checkpoints and bundles.")] = Path("build/gpu-generate"),
-    variant: Annotated[list[str], typer.Option(help=", ".join(PRESETS))] = list(VARIANTS),  # noqa: B006
-    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes, measured in ascending order.")] = None,
-    rounds: Annotated[int, typer.Option(help="Timed generations of a case; the median counts.")] = 3,
-    measure_seconds: Annotated[
-        float, typer.Option(help="Seconds after which a case times no further generation.")
-    ] = 60,
-    case_seconds: Annotated[float, typer.Option(help="Seconds after which a case is killed.")] = 150,
-    compile_seconds: Annotated[
-        float, typer.Option(help="Seconds after which a case with torch.compile is killed.")
-    ] = 240,
-    seconds: Annotated[float, typer.Option(help="Seconds for the whole section; later cases are not measured.")] = 540,
-    rates: Annotated[Path | None, typer.Option(help="Output of the section `rates`, for the predictions.")] = None,
-    earlier: Annotated[
-        Path | None, typer.Option(help="Results of an earlier call, whose cases are not repeated.")
-    ] = None,
-) -> None:
+def run(folder: str, rehearse: bool, seconds: float) -> tuple[()]:
     """Measure and compare; a case that cannot be measured is a row with the reason."""
-    if unknown := sorted(set(variant) - PRESETS.keys()):
-        raise typer.BadParameter(f"variant {unknown[0]!r} is unknown; expected some of {', '.join(PRESETS)}")
-    batches = sorted(set(batch or ((2, 4) if rehearse else BATCHES)))
-    if batches[0] < 1:
-        raise typer.BadParameter(f"batch {batches[0]} holds no sample; expected 1 or more")
-    until = time.monotonic() + seconds
+    until, output, work = time.monotonic() + seconds, Path(folder, "generate.jsonl"), Path(folder, "generate")
+    batches, rounds = ((2,), 1) if rehearse else (BATCHES, 3)
     device, precision = ("cpu", "fp32") if rehearse else ("cuda", "fp16")
-    reasons: list[str] = []
-    machine = _tried(reasons, lambda: None if rates is None else read_rates(rates, precision))
-    before = _tried(reasons, lambda: {} if earlier is None else read_results(earlier)["figures"]) or {}
-    # What an earlier call found stays, wherever this one is stopped.
-    results = Results(output, {name: before[name] for name in ("checks", "cases") if name in before})
-    for line in reasons:
-        results.note(line)
+    measured = rows(read(Path(folder, "rates.jsonl")), RATES)
+    before, results = figures_of(output), Results(output)
     work.mkdir(parents=True, exist_ok=True)
-    shared = {"work": str(work), "variants": variant, "precision": precision, "tiny": rehearse}
+    shared = {"work": str(work), "variants": VARIANTS, "precision": precision, "tiny": rehearse}
     made = run_case("tools.gpu._generate.bundles", shared, work, until - time.monotonic())
     _report_bundles(results, made)
     if "weights" not in made.found:
@@ -149,13 +118,13 @@ def main(
     vocabulary = json.loads((checkpoint_folder(work) / "config.json").read_text("utf-8"))["vocab_size"]
     sizes = (40, 12) if rehearse else (1024, 60)
     job = GenerationJob(batches[0], *sizes, beams=4, ngram=3, vocabulary=vocabulary)
-    limits = (measure_seconds, case_seconds, compile_seconds)
-    setting = Setting(work, device, precision, job, rounds, *limits, until)
+    setting = Setting(work, device, precision, job, rounds, MEASURE_S, CASE_S, COMPILE_S, until)
     predictions: dict[tuple[str, int], RunCost] = {}
-    if machine is None:
-        results.note("No predictions, which need the rates of this machine (--rates).")
+    if not measured:
+        results.note("No predictions, which need the rates of this machine: run the section rates first.")
     else:
-        predictions = predict_all(results, setting, variant, batches, WeightCounts(**made.found["weights"]), machine)
+        machine = Machine(bandwidth=measured[-1]["bytes"], rate=measured[-1][precision])
+        predictions = predict_all(results, setting, VARIANTS, batches, WeightCounts(**made.found["weights"]), machine)
     request = {**shared, "device": device, "source": job.source, "new_tokens": job.new_tokens}
 
     def compare(some: Sequence[str]) -> Ended:
@@ -163,35 +132,15 @@ def main(
         return run_case("tools.gpu._generate.check", {**request, "variants": some}, work, limit_s)
 
     checks = before.get("checks", [])
-    if not {one["variant"] for one in checks} >= set(variant):
-        checks = check_all(results, compare, variant)
-    right = report_checks(results, checks, variant)
+    if not {one["variant"] for one in checks} >= set(VARIANTS):
+        checks = check_all(results, compare, VARIANTS)
+    right = report_checks(results, checks, VARIANTS)
     cases = Cases(results, setting.run, setting.tokens, before.get("cases", {}))
     measure_all(cases, [PEER, *right], batches)
     compare_with_predictions(results, predictions, cases.measured)
     compare_with_papers(results, cases.measured, batches[0] if rehearse else PAPER_BATCH)
     compare_with_target(results, cases.measured)
-
-
-def _tried(reasons: list[str], read: Callable[[], Found]) -> Found | None:
-    """The result of ``read``; None if it raises, with the reason appended to ``reasons``."""
-    try:
-        return read()
-    except ValueError as error:
-        reasons.append(str(error))
-        return None
-
-
-def read_rates(path: Path, precision: str) -> Machine:
-    """Rates from the results of `rates.py`. Raises ValueError if they are missing."""
-    figures = read_results(path)["figures"]
-    try:
-        return Machine(bandwidth=float(figures["bytes_per_s"]), rate=float(figures[f"flops_per_s_{precision}"]))
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(
-            f"{path} has no numbers bytes_per_s and flops_per_s_{precision} among its figures; measure them first "
-            "(python -m tools.gpu.rates)"
-        ) from None
+    return ()
 
 
 def _report_bundles(results: Results, made: Ended) -> None:
@@ -351,7 +300,3 @@ def measure_all(cases: Cases, sides: Sequence[str], batches: Sequence[int]) -> N
     if cases.measure(COMPILED, batches[0]) and best is not None and best.batch != batches[0]:
         cases.measure(COMPILED, best.batch)
     cases.measure(NO_CACHE, batches[0])
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,25 +1,26 @@
-"""Measured rates of this GPU: bytes/s, FLOP/s, and the seconds of a launch.
-
-    python -m tools.gpu.rates --output build/gpu/rates.json
+"""Section "rates" of gpu_check.py: bytes/s, FLOP/s, and the seconds of a launch, as measured on this GPU.
 
 Every floor of the other sections comes from these rates: :class:`Rates`, :func:`measure_rates`. A copy counts the bytes
 that it reads and those that it writes; a sum only reads. The products are of random numbers, since those of zeros draw
-less power and run at higher clocks. ``--rehearse`` runs the same on a machine without a GPU, at tiny sizes.
+less power and run at higher clocks.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import Any
 
 import torch
-import typer
 
-from tools.gpu._graph_times import OnGpu, Place, Times, begin
+from tools.gpu._place import Host, OnGpu, Times, place_of
+from tools.gpu._process import Found, tried
 
-__all__ = ["DTYPES", "Rates", "measure_rates"]
+__all__ = ["RATES", "Rates", "measure_rates"]
+
+RATES = "Rates of the floors, 1 a second"
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 BYTES = (2**26, 2**28, 2**30, 2**32)
@@ -41,15 +42,15 @@ class Rates:
         return max(nbytes / self.bytes_per_s, flops / self.flops_per_s)
 
 
-def measure_rates(place: Place, dtype: str) -> Rates:
-    """Measure at one size that is long enough, in about a second; ``dtype``: a name of DTYPES, of the products."""
+def measure_rates(place: Host, dtype: torch.dtype) -> Rates:
+    """Measure at one size that is long enough, in about a second; ``dtype``: of the products."""
     nbytes, size = _sizes(place)
     copied, _ = copy_rate(place, nbytes[-2])
     read, _ = read_rate(place, nbytes[-2])
-    return Rates(max(copied, read), matrix_rate(place, DTYPES[dtype], size)[0])
+    return Rates(max(copied, read), matrix_rate(place, dtype, size)[0])
 
 
-def copy_rate(place: Place, nbytes: int) -> tuple[float, Times]:
+def copy_rate(place: Host, nbytes: int) -> tuple[float, Times]:
     """Bytes a second, read and written, of a copy of ``nbytes`` on the device."""
     source = torch.randint(256, (nbytes,), dtype=torch.uint8, device=place.device)
     target = torch.zeros_like(source)
@@ -60,7 +61,7 @@ def copy_rate(place: Place, nbytes: int) -> tuple[float, Times]:
     return 2 * nbytes / times.median_s, times
 
 
-def read_rate(place: Place, nbytes: int) -> tuple[float, Times]:
+def read_rate(place: Host, nbytes: int) -> tuple[float, Times]:
     """Bytes a second of a sum over ``nbytes`` of float32."""
     numbers = torch.rand(nbytes // 4, device=place.device)
     total = torch.empty((), device=place.device)
@@ -72,7 +73,7 @@ def read_rate(place: Place, nbytes: int) -> tuple[float, Times]:
     return nbytes / times.median_s, times
 
 
-def matrix_rate(place: Place, dtype: torch.dtype, size: int) -> tuple[float, Times]:
+def matrix_rate(place: Host, dtype: torch.dtype, size: int) -> tuple[float, Times]:
     """FLOPs a second of torch.matmul of [size, size]; float32 is float32, without TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     a, b = (torch.randn(size, size, dtype=dtype, device=place.device) for _ in range(2))
@@ -86,7 +87,7 @@ def matrix_rate(place: Place, dtype: torch.dtype, size: int) -> tuple[float, Tim
     return 2 * size**3 / times.median_s, times
 
 
-def launch_s(place: Place, launches: int) -> tuple[float, float]:
+def launch_s(place: Host, launches: int) -> tuple[float, float]:
     """Seconds of one launch that adds 1 to one number: called by the host one after the other, and as a node of a
     CUDA graph."""
     number = torch.zeros(1, device=place.device)
@@ -102,7 +103,7 @@ def launch_s(place: Place, launches: int) -> tuple[float, float]:
     return by_host, place.times([lambda: number.add_(1)] * launches).median_s
 
 
-def _sizes(place: Place) -> tuple[tuple[int, ...], int]:
+def _sizes(place: Host) -> tuple[tuple[int, ...], int]:
     return (BYTES, SIZE) if isinstance(place, OnGpu) else ((2**14, 2**16), 64)
 
 
@@ -110,54 +111,28 @@ def _calls(nbytes: int) -> int:
     return max(1, 2**30 // nbytes) if nbytes >= 2**20 else 2
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[bool, typer.Option(help="Run at tiny sizes on the host; times mean nothing.")] = False,
-) -> None:
-    """Measure and write the rates."""
-    place, results = begin(output, rehearse)
-    nbytes, size = _sizes(place)
+def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
+    """Measure the rates; the last row of the table "Rates" has them in units of 1 a second."""
+    place = place_of(rehearse)
     best: dict[str, float] = {}
-    columns = ("what", "rate", "time, µs", "10th to 90th percentile, µs")
+
+    def memory(measure: Callable[[Host, int], tuple[float, Times]], count: int) -> dict[str, Any]:
+        rate, times = measure(place, count)
+        if count * 2 > 4 * place.l2_bytes:  # a rate of what stays near the multiprocessors is not one of the memory
+            best["bytes"] = max(best.get("bytes", 0.0), rate)
+        return {"TB/s": rate / 1e12, **times.cells()}
+
+    def matrix(name: str) -> dict[str, Any]:
+        best[name], times = matrix_rate(place, DTYPES[name], size)
+        return {"TFLOP/s": best[name] / 1e12, **times.cells()}
+
+    sizes, size = _sizes(place)
     for kind, measure in (("copy, read + written", copy_rate), ("read, a sum", read_rate)):
-        for count in nbytes:
-            what = f"{kind}, {count / 2**20:g} MiB"
-            try:
-                rate, times = measure(place, count)
-            except Exception as error:
-                results.row("Memory", columns, (what, "failed", "", ""))
-                results.note(f"{what}: {type(error).__name__}: {error}")
-                continue
-            # A rate of what stays near the multiprocessors is not one of the memory.
-            if count * 2 > 4 * place.l2_bytes:
-                best[kind] = max(best.get(kind, 0.0), rate)
-            results.row("Memory", columns, (what, f"{rate / 1e12:.3f} TB/s", *_printed(times)))
-    if best:
-        results.figure("bytes_per_s", max(best.values()))
-    for name, dtype in DTYPES.items():
-        what = f"{name} matmul, {size} x {size} x {size}"
-        try:
-            rate, times = matrix_rate(place, dtype, size)
-        except Exception as error:
-            results.row("Matrix products", columns, (what, "failed", "", ""))
-            results.note(f"{what}: {type(error).__name__}: {error}")
-            continue
-        results.figure(f"flops_per_s_{name}", rate)
-        results.row("Matrix products", columns, (what, f"{rate / 1e12:.1f} TFLOP/s", *_printed(times)))
-    try:
-        by_host, in_graph = launch_s(place, NODES if isinstance(place, OnGpu) else 20)
-    except Exception as error:
-        results.note(f"launches: {type(error).__name__}: {error}")
-    else:
-        results.figure("launch_by_host_s", by_host)
-        results.figure("launch_in_graph_s", in_graph)
-        results.row("Launches", ("of a kernel that adds 1", "µs each"), ("by the host", f"{by_host * 1e6:.2f}"))
-        results.row("Launches", ("of a kernel that adds 1", "µs each"), ("a node of a graph", f"{in_graph * 1e6:.2f}"))
-
-
-def _printed(times: Times) -> tuple[str, str]:
-    return f"{times.median_s * 1e6:.1f}", f"{times.low_s * 1e6:.1f} to {times.high_s * 1e6:.1f}"
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        for count in sizes:
+            yield from tried("Memory", {"what": f"{kind}, {count / 2**20:g} MiB"}, partial(memory, measure, count))
+    for name in DTYPES:
+        yield from tried("Matrix products", {"what": f"{name} matmul, {size} x {size} x {size}"}, partial(matrix, name))
+    yield RATES, best
+    by_host, in_graph = launch_s(place, NODES if isinstance(place, OnGpu) else 20)
+    for how, seconds_each in (("by the host", by_host), ("a node of a graph", in_graph)):
+        yield "Launches", {"of a kernel that adds 1": how, "µs each": seconds_each * 1e6}

@@ -10,15 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
 
-import typer
+from tools.gpu._process import ROOT, Found
 
-from tools.gpu._results import Results, skip
-
-ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS, GRACE_SECONDS = 55, 12
 """Seconds for each tool, and then for its summary."""
@@ -35,43 +30,35 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 SUMS = re.compile(r"(?:ERROR SUMMARY: |RACECHECK SUMMARY: \d+ hazards? displayed \()(\d+) error.*")
 PASSED = re.compile(r"\b(\d+) passed")
-COLUMNS = ("tool", "cases", "errors", "output", "seconds")
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: skip the section.")] = False,
-) -> None:
-    results = Results(output)
-    found = shutil.which("compute-sanitizer")
-    if found is None:
-        skip("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
+def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
+    """Run each tool."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        raise SystemExit("skipped: compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
     if rehearse:
-        skip("compute-sanitizer needs a GPU; on the host shim AddressSanitizer takes its place (CUDA_SHIM_FLAGS)")
-    failures = [failure for tool in TOOLS if (failure := run_tool(results, found, tool))]
+        raise SystemExit("skipped: compute-sanitizer needs a GPU; on the host shim AddressSanitizer takes its place")
+    failures = []
+    for tool in TOOLS:
+        # Without conftest.py, and so without torch, whose kernels would be checked too.
+        tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
+        command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
+        code: int | None = None
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
+            printed, code = done.stdout + done.stderr, done.returncode
+        except subprocess.TimeoutExpired as error:
+            printed = (error.stdout or b"") + (error.stderr or b"")
+        text = printed.decode(errors="replace")
+        print(text, flush=True)
+        cases, errors, last = read_output(text)
+        yield "compute-sanitizer", {"tool": tool, "cases": cases, "errors": errors, "output": last}
+        if failure := error_of(code, cases, errors):
+            failures.append(f"{tool}: {failure}")
     if failures:
         raise SystemExit(f"error: {'; '.join(failures)}")
-
-
-def run_tool(results: Results, sanitizer: str, tool: str) -> str:
-    """Add a row; return the error, or an empty string."""
-    # Without conftest.py, and so without torch, whose kernels would be checked too.
-    tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
-    command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
-    start = time.monotonic()
-    code: int | None = None
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
-        printed, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        printed = (error.stdout or b"") + (error.stderr or b"")
-    text = printed.decode(errors="replace")
-    print(text, flush=True)
-    cases, errors, last = read_output(text)
-    results.row("compute-sanitizer", COLUMNS, (tool, cases, errors, last, f"{time.monotonic() - start:.0f}"))
-    failure = error_of(code, cases, errors)
-    return f"{tool}: {failure}" if failure else ""
 
 
 def read_output(printed: str) -> tuple[int, str, str]:
@@ -93,7 +80,3 @@ def error_of(code: int | None, cases: int, errors: str) -> str:
     if code not in (0, INTERRUPTED):
         return f"the tests ended with exit code {code}"
     return "" if cases else "no case was looked at"
-
-
-if __name__ == "__main__":
-    typer.run(main)

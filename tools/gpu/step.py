@@ -14,30 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from tightbeam.deploy import Bundle
-from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
 from tools.bench.decode_step import random_source, step_at
 from tools.bench.turns import in_turn
-from tools.gpu._generate.layout import bundle_folder
-from tools.gpu._results import Results, skip
+from tools.gpu._generate.layout import VARIANTS, bundle_folder
+from tools.gpu._process import Found, Row, failed, tried
 
-ROOT = Path(__file__).resolve().parents[2]
-VARIANTS = ("dedup", "el", "slim", "baseline")
+BATCHES, SOURCE, TOKENS, PRECISION = (32, 128), 1024, 30, "fp16"
 BEAMS, PROFILED, ROUNDS = 4, 10, 20
 CANDIDATE_BYTES = 4 + 8 + 8
 """A score, a beam and a token."""
-GAP = 0.1
-"""Predicted: with a CUDA graph the GPU rests for less than this share of a step."""
-TITLE = "A decode step of {tokens} tokens, source of {source}"
-COLUMNS = (
-    *("variant", "batch", "as", "ms", "GPU busy, ms", "GPU rests", "kernels"),
-    *("copies to the GPU", "bytes", "copies back", "bytes", "[B, C] candidates, bytes"),
-)
+WRONG = "wrong"
+"""Column of what a step does and should not."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +45,6 @@ class Event:
 
 Profiler = Callable[[Callable[[], object]], list[Event]]
 """Returns the GPU's events while a function runs."""
-Subject = tuple[OnnxRuntimeCuda, Bundle, Profiler]
-"""A variant's engine, its bundle, and what profiles it."""
 
 
 def profile(work: Callable[[], object]) -> list[Event]:
@@ -92,96 +81,58 @@ def busy_us(events: Sequence[Event]) -> float:
     return busy
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Without a GPU: skip the section.")] = False,
-    work: Annotated[Path, typer.Option(help="Folder of the bundles of the section generate.")] = ROOT
-    / "build/gpu-generate",
-    batch: Annotated[list[int], typer.Option(help="Batch sizes to time.")] = [32, 128],  # noqa: B006
-    source: Annotated[int, typer.Option(help="Source length in tokens.")] = 1024,
-    tokens: Annotated[int, typer.Option(help="Tokens generated before the timed step.")] = 30,
-    precision: Annotated[str, typer.Option(help="Precision of the bundles.")] = "fp16",
-) -> None:
-    results = Results(output)
+def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
+    """Measure every variant that has a bundle; the failure of one is a row."""
     if rehearse:
-        skip("a profile needs a GPU; tests/tools/test_gpu_sections.py rehearses this section over plain memory")
-    run(results, _engines(work, precision), batch, source, tokens)
+        raise SystemExit("skipped: a profile needs a GPU; tests/tools/test_gpu_sections.py rehearses it in memory")
+    work = Path(folder, "generate")
+    folders = {name: bundle for name in VARIANTS if (bundle := bundle_folder(work, name, PRECISION)).exists()}
+    if not folders:
+        raise SystemExit(f"skipped: no bundle in {work}: run the section generate first, which makes them")
+    bad = []
+    for variant, path in folders.items():
+        try:
+            for found in measure(variant, partial(_load, path), BATCHES, SOURCE, TOKENS):
+                bad += [variant] if found[1].keys() & {"failed", WRONG} else []
+                yield found
+        except Exception as error:  # a runtime's own classes among them
+            bad.append(variant)
+            yield "Variants that cannot be loaded", {"variant": variant, **failed(error)}
+    if bad:
+        raise SystemExit(f"error: a step failed or does what it should not: {', '.join(dict.fromkeys(bad))}")
 
 
-def run(
-    results: Results,
-    subjects: Iterable[tuple[str, Callable[[], Subject]]],
-    batches: Sequence[int],
-    source: int,
-    tokens: int,
-) -> None:
-    """Measure variants, each loaded when its turn comes. Raises SystemExit, with every error, once all are through."""
-    errors = []
-    for variant, load in subjects:
-        errors += tried(results, variant, partial(_measure_variant, results, variant, load, batches, source, tokens))
-    if errors:
-        raise SystemExit(f"error: {'; '.join(errors)}")
-
-
-def tried(results: Results, name: str, work: Callable[[], list[str]]) -> list[str]:
-    """The errors that ``work`` finds; an exception is one of them, and later work goes on."""
-    try:
-        return work()
-    except Exception as error:  # a runtime's own classes among them
-        results.note(f"{name}: {type(error).__name__}: {first_line(error)}")
-        return [f"{name} failed: {type(error).__name__}"]
-
-
-def _measure_variant(
-    results: Results, variant: str, load: Callable[[], Subject], batches: Sequence[int], source: int, tokens: int
-) -> list[str]:
-    engine, bundle, profiler = load()
-    for where, graph in zip(("encoder", "decoder"), engine.sessions, strict=True):
-        _report_placement(results, variant, where, placement(graph))
-    errors = []
-    for B in batches:
-        measure = partial(_measure, results, variant, engine, bundle, profiler, B, source, tokens)
-        errors += tried(results, f"{variant}, batch {B}", partial(measure, captured=False))
-        if engine.makes_cuda_graphs:
-            errors += tried(results, f"{variant}, batch {B}, a CUDA graph", partial(measure, captured=True))
-    return errors
-
-
-def _engines(work: Path, precision: str) -> Iterator[tuple[str, Callable[[], Subject]]]:
-    folders = {variant: bundle_folder(work, variant, precision) for variant in VARIANTS}
-    there = {variant: folder for variant, folder in folders.items() if folder.exists()}
-    if not there:
-        skip(f"no bundle in {work}: run the section generate first, which makes them")
-    for variant, folder in there.items():
-        yield variant, partial(_load, folder)
-
-
-def _load(folder: Path) -> Subject:
-    bundle = Bundle.load(folder, verify=False)
+def _load(path: Path) -> tuple[OnnxRuntimeCuda, Bundle, Profiler]:
+    bundle = Bundle.load(path, verify=False)
     return load_onnxruntime_cuda(bundle), bundle, profile
 
 
-def _report_placement(results: Results, variant: str, graph: str, found: Counter[tuple[str, str]]) -> None:
-    columns = ("variant", "graph", "provider", "nodes")
-    for provider in sorted({provider for provider, _ in found}):
-        nodes = sorted((op, count) for (where, op), count in found.items() if where == provider)
-        cell = ", ".join(f"{count} {op}" for op, count in nodes)
-        results.row("Nodes by provider", columns, (variant, graph, provider, cell))
-
-
-def _measure(
-    results: Results,
+def measure(
     variant: str,
-    engine: OnnxRuntimeCuda,
-    bundle: Bundle,
-    profiler: Profiler,
-    B: int,
+    load: Callable[[], tuple[OnnxRuntimeCuda, Bundle, Profiler]],
+    batches: Sequence[int],
     source: int,
     tokens: int,
-    *,
-    captured: bool,
-) -> list[str]:
-    """Add one row; return the list of errors."""
+) -> Iterator[Row]:
+    """Yield where the nodes of a variant run, and a row for each batch, without and with a CUDA graph."""
+    engine, bundle, profiler = load()
+    for graph, session in zip(("encoder", "decoder"), engine.sessions, strict=True):
+        nodes = placement(session)
+        for provider in sorted({provider for provider, _ in nodes}):
+            there = sorted((op, count) for (where, op), count in nodes.items() if where == provider)
+            cell = ", ".join(f"{count} {op}" for op, count in there)
+            yield "Nodes by provider", {"variant": variant, "graph": graph, "provider": provider, "nodes": cell}
+    title = f"A decode step of {tokens} tokens, source of {source}"
+    for B in batches:
+        for captured in (False, True) if engine.makes_cuda_graphs else (False,):
+            cells = {"variant": variant, "batch": B, "as": "a CUDA graph" if captured else "single kernels"}
+            yield from tried(title, cells, partial(_step, engine, bundle, profiler, B, source, tokens, captured))
+
+
+def _step(
+    engine: OnnxRuntimeCuda, bundle: Bundle, profiler: Profiler, B: int, source: int, tokens: int, captured: bool
+) -> dict[str, Any]:
+    """The cells of one row."""
     own, engine.makes_cuda_graphs = engine.makes_cuda_graphs, captured
     try:
         C = 2 * BEAMS
@@ -190,41 +141,23 @@ def _measure(
         for _ in range(3):  # as it is, captured, launched
             step()
         if captured and not engine.makes_cuda_graphs:
-            results.note(f"{variant}, batch {B}: a step could not be captured; the log says why")
             own = False
-            return [f"{variant} could not be captured"]
+            raise RuntimeError("a step could not be captured; the log says why")
         ms = 1e3 * in_turn({"step": step}, ROUNDS)["step"]
         events = profiler(lambda: [step() for _ in range(PROFILED)])
     finally:
         engine.makes_cuda_graphs = own
-    way = "a CUDA graph" if captured else "single kernels"
-    title = TITLE.format(tokens=tokens, source=source)
     if not events:
-        results.row(title, COLUMNS, (variant, B, way, f"{ms:.3f}", *[""] * (len(COLUMNS) - 4)))
-        return [f"{variant}, batch {B}, {way}: the profiler saw nothing of the GPU"]
-    busy = busy_us(events) / PROFILED / 1e3
+        return {"ms": ms, WRONG: "the profiler saw nothing of the GPU"}
+    busy_ms = busy_us(events) / PROFILED / 1e3
     count, nbytes = Counter[str](), Counter[str]()
     for event in events:
         count[event.kind] += 1
         nbytes[event.kind] += event.nbytes
-    candidates = B * C * CANDIDATE_BYTES
-    rests = max(0.0, 1 - busy / ms)
-    copies = [
-        cell for kind in ("HtoD", "DtoH") for cell in (f"{count[kind] / PROFILED:g}", f"{nbytes[kind] / PROFILED:,.0f}")
-    ]
-    cells = (variant, B, way, f"{ms:.3f}", f"{busy:.3f}", f"{rests:.0%}", f"{count['kernel'] / PROFILED:g}", *copies)
-    results.row(title, COLUMNS, (*cells, f"{candidates:,}"))
-    results.figure(f"{variant} {B} {way}", {"ms": ms, "busy_ms": busy, "copies": dict(count), "bytes": dict(nbytes)})
-    if captured and rests > GAP:
-        results.note(
-            f"{variant}, batch {B}: the GPU rests for {rests:.0%} of a captured step; predicted: under {GAP:.0%}"
-        )
-    if nbytes["DtoH"] != PROFILED * candidates:
-        return [
-            f"{variant}, batch {B}, {way}: {nbytes['DtoH'] / PROFILED:,.0f} bytes back a step, expected {candidates:,}"
-        ]
-    return []
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    cells = {"ms": ms, "GPU busy, ms": busy_ms, "GPU rests": f"{max(0.0, 1 - busy_ms / ms):.0%}"}
+    cells["kernels"] = count["kernel"] / PROFILED
+    for kind, what in (("HtoD", "copies to the GPU"), ("DtoH", "copies back")):
+        cells |= {what: count[kind] / PROFILED, f"{what}, bytes": nbytes[kind] / PROFILED}
+    expected = B * C * CANDIDATE_BYTES
+    is_right = nbytes["DtoH"] == PROFILED * expected
+    return {**cells, **({} if is_right else {WRONG: f"expected {expected:,} bytes back, the candidates"})}

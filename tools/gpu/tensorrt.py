@@ -10,16 +10,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from tools.gpu._process import Found
 
-from tools.gpu._results import Results, skip
-
-ROOT = Path(__file__).resolve().parents[2]
 BUILT_FOR = "80"
-COLUMNS = ("precision", "built", "loads", "runs", "tokens as the CPU's", "output")
 SECONDS = 100
 BUILD = """
 import sys
@@ -47,50 +43,33 @@ from tightbeam.plugins.tensorrt.runtime import LoadedGraph
 bundle = Bundle.load(sys.argv[1])
 device, found = open_device(), register_plugins()
 engine = TensorRTRuntime(bundle, load_engine(bundle, sys.argv[2]), device, lambda path: LoadedGraph(found, path))
-print(json.dumps({"loads": True, "capability": device.capability}), flush=True)
+print(json.dumps({"loads": True}), flush=True)
 ids = np.random.default_rng(0).integers(5, bundle.manifest.sizes.source_vocabulary, (4, 40))
 settings = {"num_beams": 4, "max_new_tokens": 20, "no_repeat_ngram_size": 3}
 tokens = Runner(bundle, engine, None).generate(ids, **settings).sequences
 expected = Runner.load(bundle.path).generate(ids, **settings).sequences
 same = tokens.shape == expected.shape and bool((tokens == expected).all())
-print(json.dumps({"runs": True, "same": same}), flush=True)
+print(json.dumps({"runs": True, "tokens as the CPU's": same}), flush=True)
 """
 
 
-def main(
-    output: Annotated[Path, typer.Option(help="File for the results.")],
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Without a GPU: build, and check that the engine does not load.")
-    ] = False,
-    work: Annotated[Path, typer.Option(help="Folder for the bundle and its engines.")] = ROOT / "build/gpu-tensorrt",
-) -> None:
-    results = Results(output)
+def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
+    """Try an engine of each precision; a rehearsal checks that it does not load."""
     there, message = _python("from tightbeam.plugins.tensorrt.distribution import load_tensorrt; load_tensorrt()")
     if not there:
-        skip(message)
-    work.mkdir(parents=True, exist_ok=True)
-    bundle = work / "demo-dedup"
+        raise SystemExit(f"skipped: {message}")
+    bundle = Path(folder, "tensorrt", "demo-dedup")
+    bundle.parent.mkdir(exist_ok=True)
     for precision in ("fp32",) if rehearse else ("fp32", "fp16"):
-        try_engine(results, bundle, precision)
-
-
-def try_engine(results: Results, bundle: Path, precision: str) -> None:
-    """Add a row: the stages that an engine passes."""
-    title = f"A TensorRT engine for compute capability {BUILT_FOR}"
-    built, message = _python(BUILD, str(bundle), precision, BUILT_FOR)
-    if not built:
-        results.row(title, COLUMNS, (precision, "no", "-", "-", "-", message))
-        return
-    ran, message = _python(RUN, str(bundle), precision)
-    found: dict[str, bool | str] = {}
-    for line in message.splitlines() if ran else ():
-        found |= json.loads(line) if line.startswith("{") else {}
-    if not ran and message.startswith("{"):
-        found = json.loads(message.partition("\n")[0])
-        message = message.partition("\n")[2]
-    results.figure(precision, {**found, "message": message if not ran else ""})
-    cells = ["yes" if found.get(name) else "no" for name in ("loads", "runs", "same")]
-    results.row(title, COLUMNS, (precision, "yes", *cells, "" if ran else message))
+        done, message = _python(BUILD, str(bundle), precision, BUILT_FOR)
+        found = {"built": done}
+        if done:
+            done, message = _python(RUN, str(bundle), precision)
+            for line in [line for line in message.splitlines() if line.startswith("{")]:
+                found |= json.loads(line)
+        cells = {name: found.get(name, False) for name in ("built", "loads", "runs", "tokens as the CPU's")}
+        why = "" if done else message.rpartition("\n")[2]
+        yield f"A TensorRT engine for compute capability {BUILT_FOR}", {"precision": precision, **cells, "why": why}
 
 
 def _python(code: str, *arguments: str) -> tuple[bool, str]:
@@ -107,7 +86,3 @@ def _python(code: str, *arguments: str) -> tuple[bool, str]:
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     ended = f"ended by signal {-done.returncode}: " if done.returncode < 0 else ""
     return False, f"{done.stdout.strip()}\n{ended}{last}".strip()
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -22,7 +22,6 @@ from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.caches.cost import count_weights
 from tools.gpu._generate.layout import CHECKED_IN, bundle_folder, checkpoint_folder
 from tools.gpu._generate.process import serve_case
-from tools.gpu._results import write_whole
 from tools.make_checkpoint import main as make_checkpoint
 from tools.shared_steps import shared_steps
 
@@ -53,7 +52,7 @@ def make_bundles(request: Mapping[str, Any], report: Callable[[Mapping[str, Any]
         with shared_steps("load_files", "trace", "calibrate"):
             with _timed(seconds, "loading and tracing"):
                 checkpoint = pipeline.load_files(read_files(folder))
-                write_whole(counted, json.dumps(vars(count_weights(pipeline.trace(checkpoint)))))
+                counted.write_text(json.dumps(vars(count_weights(pipeline.trace(checkpoint)))), "utf-8")
             report({"weights": json.loads(counted.read_text("utf-8"))})
             possible = presets_of(checkpoint.sizes)
             for variant, precision, target in missing:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CHECKED_IN", "EQUAL", "bundle_folder", "checkpoint_folder"]
+__all__ = ["CHECKED_IN", "EQUAL", "VARIANTS", "bundle_folder", "checkpoint_folder"]
 
+VARIANTS = ("dedup", "el", "slim", "baseline")
+"""The first are measured first, should time be short."""
 CHECKED_IN = "fp32"
 EQUAL = "equal"
 """Beginning of the verdict on equal tokens."""

@@ -32,6 +32,7 @@ PEER = "transformers"
 TARGET = 10.0
 """Times transformers' best batch."""
 GIB = 2**30
+OF = ("", ", predicted", ", off by")
 NOT_MEASURED = "not measured"
 PAPER_BATCH = 32
 """The smallest batch of the papers' tables; our smallest takes its place."""
@@ -80,7 +81,7 @@ def compare_with_predictions(
     results: Results, predictions: Mapping[tuple[str, int], RunCost], measured: Sequence[Measured]
 ) -> None:
     """Predicted times next to measured ones, with the relative error of the prediction."""
-    columns = ("variant", "batch", "step ms", "predicted", "off by", "encoder s", "predicted", "off by")
+    columns = ("variant", "batch", *(f"{part}{of}" for part in ("step ms", "encoder s") for of in OF))
     for case in measured:
         predicted = predictions.get((case.side, case.batch))
         if predicted is None or case.step_s is None or case.encoder_s is None:

@@ -50,9 +50,6 @@ class NGramWork(Work):
     def outputs(self, inputs: Tensors) -> Tensors:
         return {"blocked": inputs["scores"]}
 
-    def result(self, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
-        return outputs["blocked"].double()
-
     def peers(self) -> dict[str, Peer]:
         return {"PyTorch, in place": self._in_place, "transformers' NoRepeatNGramLogitsProcessor": self._transformers()}
 
@@ -77,9 +74,6 @@ class NGramWork(Work):
     def bytes_moved(self, inputs: Tensors) -> int:
         blocked = self._in_place({**inputs, "scores": inputs["scores"].clone()})["blocked"]
         return self.B * (8 * self.T + 4) + SECTOR_BYTES * int(torch.isneginf(blocked).sum())
-
-    def flops(self, inputs: Tensors) -> int:
-        return 0
 
 
 @dataclass(frozen=True)
@@ -146,9 +140,6 @@ class TopKWork(Work):
 
     def bytes_moved(self, inputs: Tensors) -> int:
         return self.B * self.M * (self.vocabulary * self.dtype.itemsize + 2 * 20)
-
-    def flops(self, inputs: Tensors) -> int:
-        return 0
 
 
 @dataclass(frozen=True)

@@ -5,43 +5,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.ops._case import Case
-from tightbeam.plugins.tensorrt.launcher import Launcher
 from tightbeam.plugins.tensorrt.native import Kernel, Plan, TensorAt, plan
-from tools.gpu._graph_times import Place
+from tools.gpu._place import Host
 
-__all__ = ["FLOAT_NAMES", "Operator", "Peer", "Tensors", "Work", "as_case", "as_doubles", "copies"]
+__all__ = ["Operator", "Peer", "Tensors", "Work", "as_case", "as_doubles"]
 
 Tensors = dict[str, torch.Tensor]
 Peer = Callable[[Tensors], Tensors]
 """A function from an operator's inputs to its outputs by name; a cache is written in place, as the operator does."""
-FLOAT_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Work(ABC):
     """``B`` samples (NGramBlock: rows) of an operator in ``dtype`` on ``device``.
 
-    ``predicted``: the share of the roofline that was expected before anything was measured, from and to, in percent.
+    ``floats``: names of the inputs in ``dtype``. ``attributes``: of the operator. ``label``: sizes, for a table.
     """
 
     B: int
     dtype: torch.dtype
     device: str
-    predicted: tuple[int, int]
 
     operator: ClassVar[str]
     floats: ClassVar[tuple[str, ...]]
 
     @property
     @abstractmethod
-    def label(self) -> str:
-        """Sizes of the work, for a table."""
+    def label(self) -> str: ...
+
+    @property
+    def attributes(self) -> dict[str, float]:
+        return {}
 
     @abstractmethod
     def inputs(self, seed: int, *, odd: bool = False) -> Tensors:
@@ -51,9 +51,9 @@ class Work(ABC):
     def outputs(self, inputs: Tensors) -> Tensors:
         """Memory for the outputs, filled with NaN or -1; a cache has its input's."""
 
-    @abstractmethod
     def result(self, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
         """The numbers that are compared, in float64. ``inputs``: after the call, with what it wrote in place."""
+        return next(iter(outputs.values())).double()
 
     @abstractmethod
     def peers(self) -> dict[str, Peer]:
@@ -63,17 +63,13 @@ class Work(ABC):
     def bytes_moved(self, inputs: Tensors) -> int:
         """Bytes that any kernel must at least read and write."""
 
-    @abstractmethod
     def flops(self, inputs: Tensors) -> int:
         """FLOPs of the matrix products, two for each term."""
-
-    @property
-    def attributes(self) -> dict[str, float]:
-        return {}
+        return 0
 
     @property
     def dtype_name(self) -> str:
-        return FLOAT_NAMES[self.dtype]
+        return str(self.dtype).removeprefix("torch.")
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
@@ -90,32 +86,28 @@ class Work(ABC):
 class Operator:
     """The kernels of one operator for tensors of one shape, launched by their plan."""
 
-    def __init__(self, work: Work, place: Place, launcher: Launcher) -> None:
+    def __init__(self, work: Work, place: Host, launcher: Any) -> None:
         self.work, self.place, self.launcher = work, place, launcher
-        self.operator = OPERATORS[work.operator]
+        self.folder = OPERATORS[work.operator].folder
         self.workspace = torch.empty(0, dtype=torch.uint8, device=place.device)
 
     def __call__(self, inputs: Tensors, outputs: Tensors) -> tuple[Kernel, ...]:
         """Enqueue them on torch's stream; those that were started."""
-        before, after = (
-            {name: TensorAt(tuple(tensor.shape), tensor.data_ptr()) for name, tensor in tensors.items()}
-            for tensors in (inputs, outputs)
-        )
-        planned = self._plan(before, after)
+        planned = self._plan(inputs, outputs)
         if planned.workspace_bytes > len(self.workspace):
             self.workspace = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=self.place.device)
-            planned = self._plan(before, after)
+            planned = self._plan(inputs, outputs)
         for kernel in planned.kernels:
-            self.launcher.launch(self.operator.folder, kernel, self.place.stream())
+            self.launcher.launch(self.folder, kernel, self.place.stream())
         return planned.kernels
 
-    def _plan(self, before: dict[str, TensorAt], after: dict[str, TensorAt]) -> Plan:
+    def _plan(self, *tensors: Tensors) -> Plan:
+        before, after = (
+            {name: TensorAt(tuple(tensor.shape), tensor.data_ptr()) for name, tensor in each.items()}
+            for each in tensors
+        )
         work, workspace = self.work, self.workspace.data_ptr()
         return plan(work.operator, work.dtype_name, before, after, work.attributes, self.launcher.gpu, workspace)
-
-
-def copies(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def as_doubles(tensors: Tensors) -> Tensors:
