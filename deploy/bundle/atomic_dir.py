@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["write_folder"]
+__all__ = ["incomplete_folder", "write_folder"]
 
 Made = TypeVar("Made")
 HERE, EXCHANGE = -100, 2
@@ -47,14 +47,29 @@ def write_folder(
     OSError
         A folder cannot be written. Exceptions of ``fill`` are not caught.
     """
-    workplace = workplace or destination.absolute().parent
-    prefix = f".{destination.name}.partial-"
-    _remove_left_behind(workplace, prefix)
-    with _locked_folder(workplace / f"{prefix}{secrets.token_hex(4)}") as partial:
+    with incomplete_folder(workplace or destination.absolute().parent, destination.name) as partial:
         made = fill(partial)
         _sync(partial)
         _move_into_place(partial, destination, force=force)
     return made
+
+
+@contextmanager
+def incomplete_folder(workplace: Path, name: str) -> Iterator[Path]:
+    """Context with a new folder ``.NAME.partial-...``, which is removed at its end unless it was renamed.
+
+    Those of this name that killed processes left are removed first.
+
+    Parameters
+    ----------
+    workplace : Path
+        Its parent.
+    name : str
+    """
+    prefix = f".{name}.partial-"
+    _remove_left_behind(workplace, prefix)
+    with _locked_folder(workplace / f"{prefix}{secrets.token_hex(4)}") as path:
+        yield path
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tightbeam.deploy.bundle.atomic_dir import write_folder
+from tightbeam.deploy.bundle.atomic_dir import incomplete_folder, write_folder
 from tightbeam.deploy.bundle.engine_files import ENGINE_FILE, ENGINES, build_command, engine_names, load_engine
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.bundle.reader import Bundle
@@ -245,8 +244,7 @@ def _add_version(
 ) -> None:
     """Add a version, and replace the settings; if one fails, neither is done."""
     version = model / str(number)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=model) as name:
-        partial = Path(name)
+    with incomplete_folder(model, "settings") as partial:
         fill_settings(partial)
         write_folder(version, fill_version)
         try:

@@ -178,6 +178,23 @@ def test_killed_while_copying(triton_repo: Command, text: Path, tmp_path: Path, 
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("options", [[], ["--next-version"]], ids=str)
+def test_the_next_command_removes_what_a_kill_left(
+    triton_repo: Command, text: Path, tmp_path: Path, options: list[str]
+) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    if options:
+        triton_repo(text, repository).wrote()
+    command = [sys.executable, "-c", STOPPING, str(text), str(repository), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout and running.stdout.readline() == b"copied\n"
+        running.send_signal(signal.SIGKILL)
+    assert list(tmp_path.rglob(".*"))
+    triton_repo(text, repository, *options).wrote()
+    assert list(tmp_path.rglob(".*")) == []
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
