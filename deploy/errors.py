@@ -21,6 +21,7 @@ import json
 import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Self, TypeAlias
 
 __all__ = [
@@ -46,10 +47,13 @@ __all__ = [
     "is_panic",
     "message_for",
     "open_fault",
+    "short_repr",
 ]
 
 LONGEST_NAME, LONGEST_PROBLEM = 100, 4000
 """Characters of a setting's name, and of what is wrong, in a message. Longer ones lose their middle."""
+MOST_BITS = 1 << 13
+"""Bits of an integer whose digits a message quotes; Python itself refuses to write more than 4,300 digits."""
 NO_NAME = "no file is named"
 """Fault of an empty name of a file."""
 
@@ -176,7 +180,7 @@ class CallerError(ValueError):
     def written_for(self, front_end: FrontEnd) -> str:
         """Write the message, with its fix as this front end takes it."""
         source = f" (from {self.source})" if self.source else ""
-        subject = f"{self.field}={reprlib.repr(self.value)}{source} " if self.field else ""
+        subject = f"{self.field}={short_repr(self.value)}{source} " if self.field else ""
         fix = self.fix.written_for(front_end) if isinstance(self.fix, Fix) else self.fix
         return f"{self.place}{subject}{self.problem}{f'; {fix}' if fix else ''}"
 
@@ -187,6 +191,34 @@ class CallerError(ValueError):
         moved.place = f"{place}: {self.place}"
         moved.args = (moved.written_for(PYTHON),)
         return moved
+
+
+class _ShortRepr(reprlib.Repr):
+    """Python's own, which sorts a whole dict or set before it takes a few, and writes bytes and integers whole."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        few = dict(islice(x.items(), self.maxdict))
+        return "{...}" if level <= 0 and x else super().repr_dict(few, level)[:-1] + ", ..." * (len(few) < len(x)) + "}"
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        return f"set({self.repr1(list(islice(x, self.maxset + 1)), level)})"
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        return f"frozenset({self.repr1(list(islice(x, self.maxset + 1)), level)})"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x) if len(x) <= self.maxother else f"{x[: self.maxother]!r}..."
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() <= MOST_BITS else f"<integer of {x.bit_length():,} bits>"
+
+
+_SHORT = _ShortRepr()
+
+
+def short_repr(value: object) -> str:
+    """Return Python's form of a value in one line of about a hundred characters, however large the value is."""
+    return " ".join(map(str.strip, _SHORT.repr(value).splitlines()))
 
 
 def _clipped(text: str, most: int) -> str:

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import reprlib
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
@@ -26,7 +25,7 @@ from pydantic import ValidationError
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.bundle.weights_check import WeightsCheck, changed, unreadable, wrong_size
-from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.errors import BundleError, InputError, short_repr
 
 __all__ = ["Bundle", "check_file", "manifest_digest", "sha256_of"]
 
@@ -150,7 +149,7 @@ def _check_digest(folder: Path, text: bytes, expected: str) -> None:
     """Raise BundleError unless ``bundle.json`` has the SHA-256 that the caller expects."""
     if re.fullmatch("[0-9a-fA-F]{64}", expected) is None:
         raise InputError(
-            f"manifest_sha256 is {reprlib.repr(expected)}, expected 64 hexadecimal digits; show-bundle prints them"
+            f"manifest_sha256 is {short_repr(expected)}, expected 64 hexadecimal digits; show-bundle prints them"
         )
     if (found := hashlib.sha256(text).hexdigest()) != expected.lower():
         raise BundleError(
@@ -184,11 +183,11 @@ def _parse_manifest(folder: Path, text: bytes) -> Manifest:
     version = data.get("format_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(
-            f"{path} has format_version {reprlib.repr(version)}, expected 1 to {FORMAT_VERSION}; export the model again"
+            f"{path} has format_version {short_repr(version)}, expected 1 to {FORMAT_VERSION}; export the model again"
         )
     if version > FORMAT_VERSION:
         raise BundleError(
-            f"{path} has format_version {reprlib.repr(version)}, this Tightbeam reads up to {FORMAT_VERSION}; "
+            f"{path} has format_version {short_repr(version)}, this Tightbeam reads up to {FORMAT_VERSION}; "
             "upgrade Tightbeam, or export the model again with this version"
         )
     try:

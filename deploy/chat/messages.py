@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, short_repr
 
 __all__ = ["ASSISTANT", "SYSTEM", "USER", "Messages", "TextSource", "check_messages", "turns_of"]
 
@@ -74,7 +73,7 @@ def check_messages(given: Any) -> Messages:
 def _checked(given: Any) -> dict[str, Any]:
     """Return a message without the fields that are None. Raises InputError."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        held = reprlib.repr(given)
+        held = short_repr(given)
         raise InputError(f'{held} is not an object such as {{"role": "user", "content": "..."}}; pass one')
     message = {name: value for name, value in given.items() if value is not None}
     for name in ("role", "content"):
@@ -82,7 +81,7 @@ def _checked(given: Any) -> dict[str, Any]:
             raise InputError(f'it has no {name}; expected an object such as {{"role": "user", "content": "..."}}')
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InputError(f"role is {reprlib.repr(role)}, expected a text; pass system, user or assistant")
+        raise InputError(f"role is {short_repr(role)}, expected a text; pass system, user or assistant")
     about = sorted(TOOL_FIELDS & message.keys()) + ["role"] * (role in TOOL_ROLES)
     if about:
         raise InputError(f"{about[0]} is about tools, which are not supported; leave such messages and fields out")
@@ -93,7 +92,7 @@ def _checked(given: Any) -> dict[str, Any]:
     if not parts or not all(map(_is_text, parts)):
         part = next((part for part in parts if not _is_text(part)), content)
         raise InputError(
-            f'content is {reprlib.repr(part)}, expected a text, or a list of {{"type": "text", "text": "..."}}; '
+            f'content is {short_repr(part)}, expected a text, or a list of {{"type": "text", "text": "..."}}; '
             "pass texts alone"
         )
     return message

@@ -171,7 +171,7 @@ FIELDS: tuple[Field, ...] = (
     Field("pad_token_id", TokenId()),
     Field("bos_token_id", TokenId()),
     Field("decoder_start_token_id", TokenId()),
-    Field("decoder_input_ids", TokenIds(), (), TEXT, ignored=(None,), ours=True),
+    Field("decoder_input_ids", TokenIds(by_position=True), (), TEXT, ignored=(None,), ours=True),
     Field("decoder_input_text", Anything(), None, TEXT, ignored=(None,), ours=True),
     # Results
     Field("return_token_scores", Flag(), False, ours=True),
@@ -210,7 +210,7 @@ FIELDS: tuple[Field, ...] = (
     _of_checkpoint("no_timestamps_token_id", TokenId()),
     _of_checkpoint("max_initial_timestamp_index", Integer(0)),
     _of_checkpoint("forced_decoder_ids", Prompt(), ()),
-    _of_checkpoint("prev_sot_token_id", Anything()),
+    _of_checkpoint("prev_sot_token_id", TokenId()),
     _of_checkpoint("alignment_heads", Anything()),
     _of_checkpoint("median_filter_width", Anything()),
     _of_checkpoint("return_segments", Anything()),

@@ -70,11 +70,11 @@ def resolve_settings(
     """
     given_layers = layers(defaults, given)
     if speech:
-        settings = Settings(given_layers, ModelKind.WHISPER, sizes.vocabulary)
+        settings = Settings(given_layers, ModelKind.WHISPER, sizes.vocabulary, sizes.max_target)
         return ResolvedSettings(settings, sizes, read_whisper_settings(settings, defaults))
     if LANGUAGES in defaults:
         given_layers = translation_layers(given_layers)
-    return ResolvedSettings(Settings(given_layers, ModelKind.TEXT, sizes.vocabulary), sizes)
+    return ResolvedSettings(Settings(given_layers, ModelKind.TEXT, sizes.vocabulary, sizes.max_target), sizes)
 
 
 class ResolvedSettings:

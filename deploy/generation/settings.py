@@ -39,6 +39,8 @@ class Settings:
         The kind of model.
     vocab_size : int
         Tokens that the model scores.
+    positions : int
+        Positions of the model's decoder.
 
     Attributes
     ----------
@@ -51,8 +53,8 @@ class Settings:
         A setting is unknown or not supported, a value is of another type or range, or two settings do not go together.
     """
 
-    def __init__(self, layers: Sequence[Layer], model: ModelKind, vocab_size: int) -> None:
-        self.model, self.vocab_size = model, vocab_size
+    def __init__(self, layers: Sequence[Layer], model: ModelKind, vocab_size: int, positions: int) -> None:
+        self.model, self.vocab_size, self._positions = model, vocab_size, positions
         self._fields = fields_of(model)
         self._given: dict[str, Any] = {}
         self._layers: dict[str, Layer] = {}
@@ -91,7 +93,7 @@ class Settings:
     def given(self, name: str) -> Given:
         """Return a setting as it was given."""
         source = self._layers[name].source if name in self._layers else "transformers' default"
-        return Given(name, self._given.get(name), source, self.vocab_size)
+        return Given(name, self._given.get(name), source, self.vocab_size, self._positions)
 
     def error(self, name: str, problem: str, *, fix: Fix | str) -> GenerationError:
         """Make an error about a setting."""
@@ -114,7 +116,9 @@ class Settings:
         """Raise GenerationError for a setting of another kind of model that is not ignored, or an unknown one."""
         others = [own for own in FIELDS if own.name == name and not own.of_checkpoint]
         shown = name if len(name) < LONG_NAME else f"{name[:LONG_NAME]}..."
-        given = Given(shown if shown.isprintable() else repr(shown), value, layer.source, self.vocab_size)
+        given = Given(
+            shown if shown.isprintable() else repr(shown), value, layer.source, self.vocab_size, self._positions
+        )
         if not others:
             own = (field.name for field in self._fields.values() if not field.of_checkpoint)
             advice = advice_on(name[:LONG_NAME], own)

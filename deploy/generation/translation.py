@@ -6,12 +6,11 @@ The checkpoint's settings have the ids of the languages' tokens as ``lang_to_id`
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import Constant, Fix, GenerationError
+from tightbeam.deploy.errors import Constant, Fix, GenerationError, short_repr
 from tightbeam.deploy.generation.layers import Layer, layers
 
 __all__ = ["LANGUAGES", "check_without_text", "from_language", "translation_layers"]
@@ -21,6 +20,8 @@ SOURCE, TARGET = "source_language", "target_language"
 START, FIRST, BEGINNING = "decoder_start_token_id", "forced_bos_token_id", "decoder_input_ids"
 SHOWN = 12
 """Languages that an error lists."""
+LONGEST_NAME = 100
+"""Characters of an unknown name that are compared with the languages."""
 
 
 def translation_layers(given: Sequence[Layer]) -> list[Layer]:
@@ -55,7 +56,7 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
         language = layer.values.get(TARGET)
         if language is not None:
             if values.get(field) is not None:
-                problem = f"and {field}={reprlib.repr(values[field])} both name the target"
+                problem = f"and {field}={short_repr(values[field])} both name the target"
                 raise _error(TARGET, language, layer, problem, fix="leave one out")
             values[field] = token_of(TARGET, layer, languages)
             chosen = layer, values[field]
@@ -74,7 +75,7 @@ def _check_beginning(given: Sequence[Layer], chosen: Layer, token: int) -> None:
     tokens = list(begun[-1])
     after = tokens[1:] if tokens[:1] == [start] else tokens
     if after and after[0] != token:
-        problem = f"does nothing, since {BEGINNING}={reprlib.repr(tokens)} begin with another token"
+        problem = f"does nothing, since {BEGINNING}={short_repr(tokens)} begin with another token"
         raise _error(TARGET, chosen.values[TARGET], chosen, problem, fix=f"begin them with {token}, or leave one out")
 
 
@@ -128,7 +129,7 @@ def token_of(name: str, layer: Layer, languages: Mapping[str, int]) -> int:
         by_name = {known.lower(): token for known, token in languages.items()}
         if language.lower() in by_name:
             return by_name[language.lower()]
-        close = difflib.get_close_matches(language, languages, 3)
+        close = difflib.get_close_matches(language[:LONGEST_NAME], languages, 3)
         fix = Fix(f"did you mean {', '.join(close)}?" if close else f"pass one of {_listed(sorted(languages))}")
     raise _error(name, language, layer, expected="a language of this model", fix=fix)
 

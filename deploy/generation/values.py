@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
 
-from tightbeam.deploy.errors import Constant, Fix, GenerationError, InputError, Setting
+from tightbeam.deploy.errors import Constant, Fix, GenerationError, InputError, Setting, short_repr
 from tightbeam.deploy.generation.layers import CHECKPOINT
 from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.tries.file import read_trie
@@ -45,8 +45,10 @@ MOST_ALTERNATIVES = 4096
 
 MOST_INTEGER = (1 << 31) - 1
 """Bound of an integer that has no lower one of its own."""
-MOST_TOKEN_IDS = 1 << 20
-"""Bound on the token ids of a setting that is a list."""
+MOST_TOKEN_IDS = 1 << 18
+"""Bound on the token ids of ``bad_words_ids`` in all; other lists are bounded by the vocabulary or the positions."""
+MOST_FORCED_TOKENS = 1 << 14
+"""Bound on the token ids of ``force_words_ids`` in all: a tree holds them."""
 MOST_STOP_TEXTS, LONGEST_STOP_TEXT = 64, 256
 """Bounds of ``stop_strings``: each step compares them with the end of each row."""
 
@@ -63,12 +65,15 @@ class Given:
         The place that it is from, as errors name it.
     vocab_size : int
         Tokens that the model scores.
+    positions : int
+        Positions of the model's decoder.
     """
 
     name: str
     value: Any
     source: str
     vocab_size: int
+    positions: int
 
     def error(self, problem: str = "", *, expected: str = "", fix: Fix | str) -> GenerationError:
         """Make an error about this setting; by default its value "is not" what was expected."""
@@ -76,10 +81,10 @@ class Given:
             problem, field=self.name, value=self.value, source=self.source, expected=expected, fix=fix
         )
 
-    def check_count(self, ids: int) -> None:
-        """Check the number of token ids in the value. Raises GenerationError."""
-        if ids > MOST_TOKEN_IDS:
-            raise self.error(f"has {ids:,} token ids", fix=f"pass {MOST_TOKEN_IDS:,} or fewer")
+    def check_count(self, count: int, most: int, what: str = "token ids") -> None:
+        """Check the length of a list, or of several together, before its items are read. Raises GenerationError."""
+        if count > most:
+            raise self.error(f"has {count:,} {what}", fix=f"pass {most:,} or fewer")
 
     def token(self, token: Any) -> int:
         """Check a token id in the value. Raises GenerationError."""
@@ -87,12 +92,22 @@ class Given:
             return token
         expected = f"ids from 0 to {self.vocab_size - 1}"
         if not is_number(token, Integral):
-            problem = f"holds {reprlib.repr(token)}, which is not a token id"
+            problem = f"holds {short_repr(token)}, which is not a token id"
             raise self.error(problem, expected=expected, fix="pass integers")
         if not 0 <= token < self.vocab_size:
-            problem = f"holds {token}, which is outside the vocabulary"
+            problem = f"holds {short_repr(token)}, which is outside the vocabulary"
             raise self.error(problem, expected=expected, fix=f"pass {expected}")
         return int(token)
+
+    def tokens(self, tokens: Sequence[Any]) -> tuple[int, ...]:
+        """Check token ids in the value. Raises GenerationError. No id costs a call of Python."""
+        kinds: set[type] = set(map(type, tokens))
+        others = {bool} & kinds | {kind for kind in kinds if not issubclass(kind, Integral)}
+        if others:
+            self.token(next(token for token in tokens if type(token) in others))
+        for extreme in (min(tokens), max(tokens)) if tokens else ():
+            self.token(extreme)
+        return tuple(map(int, tokens))
 
 
 class ValueType(Protocol):
@@ -194,16 +209,20 @@ class TokenId:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """A list of token ids; with ``may_be_one`` a single id, with ``may_be_empty`` an empty list too."""
+    """A list of token ids; with ``may_be_one`` a single id, with ``may_be_empty`` an empty list too.
+
+    It has at most as many ids as the vocabulary has tokens, or ``by_position`` as the model has positions.
+    """
 
     may_be_one: bool = False
     may_be_empty: bool = False
+    by_position: bool = False
 
     def read(self, given: Given) -> tuple[int, ...]:
         value = given.value
         if is_list(value) and (value or self.may_be_empty):
-            given.check_count(len(value))
-            return tuple(map(given.token, value))
+            given.check_count(len(value), given.positions if self.by_position else given.vocab_size)
+            return given.tokens(value)
         if not self.may_be_one or is_list(value):
             raise given.error(expected="a list of token ids", fix="pass a list such as [17, 4]")
         return (given.token(value),)
@@ -215,10 +234,12 @@ class TokenSequences:
 
     def read(self, given: Given) -> tuple[tuple[int, ...], ...]:
         value = given.value
+        given.check_count(len(value) if is_list(value) else 0, MOST_TOKEN_IDS, "lists")
         if not is_list(value) or not value or not all(is_list(row) and row for row in value):
             raise given.error(expected="a list of lists of token ids", fix="pass a list such as [[17], [4, 8]]")
-        given.check_count(sum(map(len, value)))
-        return tuple(tuple(map(given.token, row)) for row in value)
+        given.check_count(sum(map(len, value)), MOST_TOKEN_IDS)
+        given.tokens(list(chain.from_iterable(value)))
+        return tuple(map(tuple, value))
 
 
 @dataclass(frozen=True)
@@ -227,13 +248,14 @@ class StopTexts:
 
     def read(self, given: Given) -> StopStrings:
         texts = (given.value,) if isinstance(given.value, str) else given.value
+        given.check_count(len(texts) if is_list(texts) else 0, MOST_STOP_TEXTS, "texts")
         if not is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise given.error(
                 expected="a text that is not empty, or a list of them", fix='pass a list such as ["\\n", "User:"]'
             )
-        if len(texts) > MOST_STOP_TEXTS or max(map(len, texts)) > LONGEST_STOP_TEXT:
-            expected = f"at most {MOST_STOP_TEXTS} texts of at most {LONGEST_STOP_TEXT} characters"
-            raise given.error(f"is more than {expected}", expected=expected, fix="pass fewer, or shorter ones")
+        if (longest := max(map(len, texts))) > LONGEST_STOP_TEXT:
+            problem = f"has a text of {longest:,} characters"
+            raise given.error(problem, fix=f"pass texts of {LONGEST_STOP_TEXT} or fewer")
         if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
             raise given.error("holds half a character (a lone surrogate), which is not UTF-8", fix="remove it")
         return StopStrings(tuple(dict.fromkeys(texts)))
@@ -247,22 +269,24 @@ class ForcedWords:
     """
 
     def read(self, given: Given) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        words = tuple(self._alternatives(given, word) for word in self._filled(given, given.value))
-        if (count := sum(map(len, words))) > MOST_ALTERNATIVES:
-            problem = f"has {count:,} words and alternatives"
-            raise given.error(problem, fix=f"pass {MOST_ALTERNATIVES:,} or fewer")
-        return words
-
-    def _alternatives(self, given: Given, word: Any) -> tuple[tuple[int, ...], ...]:
-        first = self._filled(given, word)[0]
-        several = is_list(first) and len(first) > 0
-        rows = [self._filled(given, tokens) for tokens in (word if several else [word])]
-        found = [tuple(map(given.token, row)) for row in rows]
-        beginnings = {row[:length] for row in found for length in range(1, len(row))}
-        if len(set(found)) < len(found) or not beginnings.isdisjoint(found):
-            problem = "has an alternative that begins another of its word"
-            raise given.error(problem, fix="leave the longer one out")
-        return tuple(found)
+        value = given.value
+        given.check_count(len(value) if is_list(value) else 0, MOST_ALTERNATIVES, "words and alternatives")
+        words, count, tokens = [], 0, 0
+        for word in self._filled(given, value):
+            first = self._filled(given, word)[0]
+            alternatives = word if is_list(first) and len(first) > 0 else [word]
+            count += len(alternatives)
+            given.check_count(count, MOST_ALTERNATIVES, "words and alternatives")
+            tokens += sum(len(self._filled(given, row)) for row in alternatives)
+            given.check_count(tokens, MOST_FORCED_TOKENS)
+            words.append(tuple(map(given.tokens, alternatives)))
+        for found in words:
+            # In order, what begins with a row follows it at once.
+            order = sorted(found)
+            if any(after[: len(row)] == row for row, after in pairwise(order)):
+                problem = "has an alternative that begins another of its word"
+                raise given.error(problem, fix="leave the longer one out")
+        return tuple(words)
 
     def _filled(self, given: Given, value: Any) -> Sequence[Any]:
         if not is_list(value) or not value:
@@ -296,10 +320,8 @@ class Temperatures:
     """A temperature, or one for each attempt at a window; 0 takes the best tokens."""
 
     def read(self, given: Given) -> tuple[float, ...]:
+        given.check_count(len(given.value) if is_list(given.value) else 1, MOST_TEMPERATURES, "temperatures")
         each = tuple(given.value) if is_list(given.value) else (given.value,)
-        if len(each) > MOST_TEMPERATURES:
-            problem = f"has {len(each):,} temperatures"
-            raise given.error(problem, fix=f"pass {MOST_TEMPERATURES} or fewer")
         if not each or not all(is_number(one, Real) and (one == 0 or 1e-30 <= one < 1e30) for one in each):
             fix = Fix("pass 0, or one for each attempt, such as {}", Setting(given.name, (0.0, 0.2, 0.4)))
             raise given.error(expected="0, a number above 0, or a list of these", fix=fix)
@@ -311,11 +333,12 @@ class WhisperPromptIds:
     """Token ids in a list or an array."""
 
     def read(self, given: Given) -> tuple[int, ...]:
+        given.check_count(np.size(given.value) if hasattr(given.value, "tolist") else 0, given.positions)
         tokens = given.value.tolist() if hasattr(given.value, "tolist") else given.value
         if not is_list(tokens):
             raise given.error(expected="a list of token ids", fix="pass those of WhisperProcessor.get_prompt_ids")
-        given.check_count(len(tokens))
-        return tuple(map(given.token, tokens))
+        given.check_count(len(tokens), given.positions)
+        return given.tokens(tokens)
 
 
 @dataclass(frozen=True)
@@ -325,6 +348,7 @@ class TokenTable:
     def read(self, given: Given) -> dict[str, int]:
         if not isinstance(given.value, dict):
             raise given.error(expected="a table of token ids", fix="restore the generation config")
+        given.check_count(len(given.value), given.vocab_size)
         return {name: given.token(token) for name, token in given.value.items()}
 
 
@@ -334,6 +358,7 @@ class Prompt:
 
     def read(self, given: Given) -> tuple[int | None, ...]:
         pairs = given.value
+        given.check_count(len(pairs) if isinstance(pairs, list) else 0, given.positions, "pairs")
         whole = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
         if not whole or [pair[0] for pair in pairs] != list(range(1, len(pairs) + 1)):
             raise given.error(expected="a prompt", fix="pass it as [[1, token], [2, token], ...]")

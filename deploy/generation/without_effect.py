@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tightbeam.deploy.errors import short_repr
 from tightbeam.deploy.generation.fields import DORMANT, INERT, SAMPLING, WARPERS
 from tightbeam.deploy.generation.layers import CALL, Layer, caller_layers, merged, settings_of
 
@@ -79,7 +79,7 @@ def _split(layer: Layer, ignored: frozenset[str]) -> tuple[dict[str, Any], list[
             kept[name] = value
         elif not _asks_nothing(name, value):
             reason = ", since nothing is sampled" if name in SAMPLED else ""
-            notes.append(f"{name}={reprlib.repr(value)} (from {layer.source}) has no effect here{reason}")
+            notes.append(f"{name}={short_repr(value)} (from {layer.source}) has no effect here{reason}")
     return kept, notes
 
 

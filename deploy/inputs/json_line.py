@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import JSON, CallerError, GenerationError, InputError
+from tightbeam.deploy.errors import JSON, CallerError, GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
@@ -48,7 +47,7 @@ def read_json_line(text: str, field: str) -> tuple[Any, dict[str, Any]]:
     if settings is None:
         raise InputError(f"not a JSON object; expected a line such as {example}")
     if field not in settings:
-        held = reprlib.repr(list(settings)) if settings else "none"
+        held = short_repr(list(settings)) if settings else "none"
         raise InputError(f"no field {field!r} among {held}; expected a line such as {example}")
     return settings.pop(field), settings
 
@@ -70,7 +69,7 @@ def read_settings(value: Any, field: str) -> dict[str, Any]:
     """
     settings = json_object(value) if isinstance(value, str) else {} if value is None else value
     if not isinstance(settings, dict):
-        raise InputError(f'{field} is {reprlib.repr(value)}, expected an object of settings such as {{"num_beams": 4}}')
+        raise InputError(f'{field} is {short_repr(value)}, expected an object of settings such as {{"num_beams": 4}}')
     return settings
 
 
@@ -150,6 +149,6 @@ def _without_pairs(value: Any) -> Any:
         fields = {name: _without_pairs(each) for name, each in value}
         if len(fields) < len(value):
             ((twice, _),) = Counter(name for name, _ in value).most_common(1)
-            raise InputError(f"the field {reprlib.repr(twice)} stands twice; expected it once")
+            raise InputError(f"the field {short_repr(twice)} stands twice; expected it once")
         return fields
     return [_without_pairs(each) for each in value] if isinstance(value, list) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,7 @@ from tightbeam.deploy.bundle.manifest import MANIFEST, LayerChoice, Manifest, Pa
 from tightbeam.deploy.bundle.operators import operators_note, operators_version
 from tightbeam.deploy.bundle.reader import Bundle, manifest_digest
 from tightbeam.deploy.console import counted
-from tightbeam.deploy.errors import EngineFileError, InputError
+from tightbeam.deploy.errors import EngineFileError, InputError, short_repr
 from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
@@ -256,7 +255,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     lines.append(
         (
             "generation",
-            ", ".join(f"{name}={reprlib.repr(value)}" for name, value in sorted(manifest.generation.items())),
+            ", ".join(f"{name}={short_repr(value)}" for name, value in sorted(manifest.generation.items())),
         )
     )
     if languages := manifest.generation.get("lang_to_id"):

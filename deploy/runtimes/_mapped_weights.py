@@ -8,7 +8,6 @@ released.
 from __future__ import annotations
 
 import math
-import reprlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.protobuf import fields, varints
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.weights_check import map_file
-from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.errors import BundleError, short_repr
 
 __all__ = ["MappedWeights", "graph_weights"]
 
@@ -126,7 +125,7 @@ def graph_weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
     for weight in weights:
         if not 0 <= weight.offset <= weight.end <= entry.bytes:
             raise BundleError(
-                f"{path} has its weight {reprlib.repr(weight.name)} at bytes {_shown(weight.offset)} to "
+                f"{path} has its weight {short_repr(weight.name)} at bytes {_shown(weight.offset)} to "
                 f"{_shown(weight.end)} of {entry.file}, which has {entry.bytes}; export the model again"
             )
     return [weight for weight in weights if weight.is_mappable]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents, Work
 from tightbeam.deploy.scheduling.lane import Lane
@@ -289,7 +288,7 @@ class Scheduler:
         lane, returned = self._running, self._report(self._events.on_step, samples, tokens)
         leaving = np.zeros(len(samples), np.bool_) if returned is None else np.asarray(returned, np.bool_)
         if leaving.shape != samples.shape:
-            shown = reprlib.repr(returned)
+            shown = short_repr(returned)
             raise _EventFailed(
                 InputError(f"on_step returned {shown}, expected bool [{len(samples)}]; True cancels a sample")
             )

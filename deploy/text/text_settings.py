@@ -6,12 +6,11 @@ tokens, as Donut's checkpoints are used.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import Layer, caller_layers, settings_of
 from tightbeam.deploy.text.tokenizer import TextCodec
 
@@ -55,7 +54,7 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
     if text is None:
         return replace(layer, values={ids: None, **values})
     if values.get(ids) is not None:
-        raise _error(layer, name, f"and {ids}={reprlib.repr(values[ids])} are the same", fix="leave one out")
+        raise _error(layer, name, f"and {ids}={short_repr(values[ids])} are the same", fix="leave one out")
     if not isinstance(text, str) or not text.strip():
         raise _error(layer, name, "is not a text", fix="pass one word at least, or leave it out")
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import reprlib
 
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, short_repr
 
 __all__ = ["file_bytes"]
 
@@ -26,7 +25,7 @@ def file_bytes(data: bytes, name: str, most: int) -> bytes:
         return data
     if not ALPHABET.issuperset(data[:HEAD]):
         if _is_text(data[:HEAD]):
-            given = reprlib.repr(data[:HEAD].decode())
+            given = short_repr(data[:HEAD].decode())
             raise InputError(
                 f"{name} is the text {given}, expected the content of a file; send its bytes, or their base64"
             )

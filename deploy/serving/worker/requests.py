@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,7 +12,7 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.chat.messages import Messages, check_messages
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
@@ -244,7 +243,7 @@ def _settings(parameters: str) -> dict[str, Any]:
                 settings[name] = read
     deadline_s = settings.pop(DEADLINE, 1)
     if not is_number(deadline_s, Real) or not deadline_s > 0:
-        held = reprlib.repr(deadline_s)
+        held = short_repr(deadline_s)
         raise InputError(f"{DEADLINE}={held} is not a number of seconds above 0; pass one, or leave it out")
     config = settings.get(GENERATION_CONFIG)
     if config is not None and not isinstance(config, dict):  # the name of a file is for this machine's users
