@@ -158,7 +158,8 @@ def _report(
     p50, p99 = np.percentile(latencies, (50, 99))
     print(f"  good requests: median {p50:.2f} s, 99 % {p99:.2f} s, longest {latencies.max():.2f} s")
     kills = ", ".join(f"{count} {what}" for what, count in server.killed.items())
-    print(f"  kills: {kills}; restarts: {server.restarts:.0f}; left behind: {server.left_behind}; exit status {code}")
+    print(f"  kills: {kills}; restarts of workers: {server.restarts:.0f}; exit status {code}")
+    print(f"  left behind: {', '.join(server.left_behind) or 'nothing'}")
     begin, end = (sum(found[name][0].values()) for name in ("beginning", "end"))
     growth = end / begin - 1
     files = " and ".join(str(found[name][1]) for name in ("beginning", "end"))
@@ -170,7 +171,7 @@ def _report(
         print(f"    {count:6,} {reason}")
     faults = [f"{counts[name]} {name}" for name in ("lost", "wrong", "defects") if counts[name]]
     if server.left_behind:
-        faults.append(f"{server.left_behind} processes or files left behind")
+        faults.append(f"{len(server.left_behind)} processes or files left behind")
     if minutes >= LONG_MINUTES and growth > MOST_GROWTH:
         faults.append(f"memory grew by {growth:.1%}")
     return faults

@@ -29,7 +29,7 @@ SOURCES = {DEMO: "TEXT", LIVE: "TEXT", WHISPER: "AUDIO_FILE", TROCR: "IMAGE"}
 """The input of each served model. `LIVE` is the demo as a model that streams."""
 DEADLINE_S = 60
 """The models' deadline."""
-CHUNK_S, MELS, POSITIONS = 5, 16, 250
+CHUNK_S, MELS, POSITIONS = 5, 80, 250
 """Seconds of a window, mel bins and encoder positions of the tiny Whisper."""
 END, START, FIRST_LANGUAGE, TASKS, NO_TIMESTAMPS = 100, 101, 102, 105, 110
 """Special tokens of the tiny Whisper: text below, timestamps behind."""

@@ -276,7 +276,7 @@ _HOSTILE: dict[str, Callable[[random.Random], Ask]] = {
     "rate": lambda r: _speech(r, _wav(ZEROS[:100], r.choice((0, 1, 7, 767_999, 44_101, 2**31 - 1, 2**32 - 1)))),
     "declared length": lambda r: _speech(r, _wav(ZEROS, declared=r.choice((0, 1, 2**31, 2**32 - 1)))),
     "long recording": lambda r: _speech(
-        r, _wav(np.tile(ZEROS, r.choice((60, 601)))), return_timestamps=r.random() < 0.5
+        r, _wav(np.tile(ZEROS, r.choice((60, 590, 601)))), return_timestamps=r.random() < 0.5
     ),
     "rows of recordings": lambda r: _speech(r, _recording(5), rows=16),
     "temperatures": lambda r: _speech(

@@ -19,7 +19,7 @@ __all__ = ["Disk", "SoakedServer"]
 ENDS_S = 30.0
 """Time in which the processes of a killed server must have ended by themselves."""
 SHARED_MEMORY = Path("/dev/shm")
-REGION = "triton_python_backend_shm_region*"
+REGION = "triton_python_backend_shm_region"
 MARKS = {"stub": "triton_python_backend_stub", "worker": "tightbeam.deploy.serving.worker"}
 
 
@@ -60,7 +60,7 @@ class SoakedServer:
     ----------
     changes : int
         How often it was killed or started.
-    left_behind : int
+    left_behind : list of str
         Processes and files of shared memory that a killed server left behind.
     killed : Counter
         Kills by what was killed.
@@ -70,7 +70,8 @@ class SoakedServer:
         self._repository, self._log = repository, log
         self._ports = free_ports()
         self.address = f"127.0.0.1:{self._ports[0]}"
-        self.changes, self.left_behind = 0, 0
+        self.changes = 0
+        self.left_behind: list[str] = []
         self.killed: Counter[str] = Counter()
         self.restarts = 0.0
         self.start()
@@ -91,18 +92,25 @@ class SoakedServer:
         self.changes += 1
         self._count_restarts()
         self.killed["server"] += 1
+        regions = [SHARED_MEMORY / name for name in self._regions()]
         os.kill(self._server.process.pid, signal.SIGKILL)
         self._server.process.wait()
         end = time.monotonic() + ENDS_S
         while (left := self.named()) and time.monotonic() < end:
             time.sleep(0.1)
-        for pid, _ in left:
+        for pid, name in left:
+            self.left_behind.append(name)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        regions = list(SHARED_MEMORY.glob(REGION))
-        for region in regions:
-            region.unlink(missing_ok=True)
-        self.left_behind += len(left) + len(regions)
+        for region in filter(Path.exists, regions):
+            self.left_behind.append(region.name)
+            region.unlink()
+
+    def _regions(self) -> list[str]:
+        """Return the names of the memory that the stubs share with the server."""
+        stubs = [pid for pid, name in self.named() if name.startswith("stub")]
+        arguments = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in stubs]
+        return [argument for given in arguments for argument in given if argument.startswith(REGION)]
 
     def kill_worker(self, rng: random.Random, model: str = "") -> None:
         """Kill one of the workers, or the one of a model."""
