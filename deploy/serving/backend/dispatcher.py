@@ -11,10 +11,8 @@ time, with no other request in the worker. So the next end is the fault of one r
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from tightbeam.deploy.serving.backend.responses import Outcome, Responder
 from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, Request, Requests, Started, Stats
 
 __all__ = ["Dispatcher"]
@@ -38,6 +37,8 @@ MOST_LOSSES = 3
 """A request fails if this many workers have ended that had it and did not run it."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 """Pause before the second restart in a row without a response between them; it doubles with each further one."""
+HEALTHY_SECONDS = 60.0
+"""A worker that ends after this time begins a new row, though all its requests may have been cancelled."""
 SILENCE_SECONDS = 900.0
 """A worker that has requests and reports nothing for this time hangs, and is killed. A worker that works reports twice
 a second, but between two steps alone."""
@@ -98,6 +99,8 @@ class Dispatcher:
         self._starts = 0  # of the worker; a request is sent once to each
         self._recovering = False  # the worker has ended, and no other one has started
         self._heard = time.monotonic()  # when the worker reported last, or was sent something while it had nothing
+        self._started = self._heard  # when the worker started
+        self._next_start = 0.0  # of a worker that could not be started
         self._ends_in_a_row = 0  # of workers, without a response between them
         self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the sender
@@ -153,8 +156,8 @@ class Dispatcher:
         return sum(each.responder.size for each in self._open.values() if not each.started)
 
     def _ensure_worker(self) -> None:
-        """Start the worker if it could not be restarted before."""
-        if not self._up:
+        """Start the worker if it could not be restarted before, and the pause since then is over."""
+        if not self._up and time.monotonic() >= self._next_start:
             self._receiver.join()  # it starts no worker any more
             if self._restart():
                 self._receiver = self._start_receiver()
@@ -223,7 +226,10 @@ class Dispatcher:
         with self._changed:
             stats, outcomes, restarts = self._stats, self._outcomes, self._restarts
             self._stats, self._outcomes, self._restarts = Stats(), Counter[Outcome](), 0
-        self._add_metrics(stats, outcomes, restarts)
+        try:
+            self._add_metrics(stats, outcomes, restarts)
+        except Exception as error:  # from Triton, such as full shared memory; the thread goes on without the numbers
+            log_exception(error)
 
     # The receiver's thread
 
@@ -264,7 +270,7 @@ class Dispatcher:
         try:
             found.responder.add(event)
         except Exception as error:  # a defect must not end the thread
-            traceback.print_exc()
+            log_exception(error)
             found.responder.fail(f"{type(error).__name__}: {error}; this is a defect of Tightbeam", client_error=False)
         if not found.responder.open:
             self._ends_in_a_row = 0
@@ -282,13 +288,20 @@ class Dispatcher:
                 each.started = False
             ended = [each for each in self._open.values() if each.ends >= MOST_ENDS or each.losses >= MOST_LOSSES]
             self._fail(ended, reason)
-            self._ends_in_a_row += 1
-            if self._ends_in_a_row > 1:
-                pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._ends_in_a_row - 2, 20))
+            if time.monotonic() >= self._started + HEALTHY_SECONDS:
+                self._ends_in_a_row = 0
+            if pause := self._pause_s():
                 self._changed.wait_for(lambda: self._closing, timeout=pause)
         self._restart()
 
     # Any of these threads
+
+    def _pause_s(self) -> float:
+        """Count an end of the worker; return the pause before it is started again."""
+        self._ends_in_a_row += 1
+        if self._ends_in_a_row == 1:
+            return 0.0
+        return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._ends_in_a_row - 2, 20))
 
     def _restart(self) -> bool:
         """Start the worker again, and send it the open requests. If it cannot start, fail them and return False."""
@@ -296,16 +309,18 @@ class Dispatcher:
             try:
                 self._worker.start()
                 fault = None
-            except WorkerError as error:  # the next request tries it again
+            except WorkerError as error:  # a request after the pause tries it again
                 fault = str(error)
                 if not self._closing:
-                    print(f"tightbeam: the model cannot be loaded again: {fault}", file=sys.stderr, flush=True)
+                    log(f"tightbeam: the model cannot be loaded again: {fault}")
             with self._changed:
                 self._restarts += 1
                 self._starts += 1
                 self._recovering = False
                 self._up = fault is None
+                self._started = time.monotonic()
                 if fault is not None:
+                    self._next_start = self._started + self._pause_s()
                     self._fail(list(self._open.values()), fault)
                 self._changed.notify_all()
         self._wake.put(None)

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -17,6 +15,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import page_records, segment_records
+from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, MAX_PARAMETER_BYTES, TRIES
 from tightbeam.deploy.serving.protocol.tensors import (
@@ -131,7 +130,10 @@ class Responder:
 
     def was_cancelled(self) -> bool:
         """Return True, once, if the client has cancelled the request, and send the last response."""
-        if not self.open or not self._request.is_cancelled():
+        try:
+            if not self.open or not self._request.is_cancelled():
+                return False
+        except Exception:  # from Triton, such as full shared memory; it is asked again
             return False
         self._end("cancelled", "the request was cancelled", self._triton.TritonError.CANCELLED)
         return True
@@ -184,13 +186,13 @@ class Responder:
         self.outcome = outcome
         told = without_folders(reason, self._folder)
         if outcome == "failed" and told != reason:
-            print(f"tightbeam: a request has failed: {reason}", file=sys.stderr, flush=True)
+            log(f"tightbeam: a request has failed: {reason}")
         error = self._triton.TritonError(told, code)
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._sender.send(self._triton.InferenceResponse(error=error), flags=final)
-        except Exception:  # no response can be sent any more; the other requests go on
-            traceback.print_exc()
+        except Exception as fault:  # no response can be sent any more; the other requests go on
+            log_exception(fault)
 
 
 def without_folders(message: str, folder: str) -> str:

@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Requests, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model
 
@@ -25,6 +27,10 @@ __all__ = ["main", "visible_device"]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 READ_SECONDS = 0.02
 """Longest time for reading requests between two turns; running samples wait meanwhile."""
+
+
+class BackendEndedError(Exception):
+    """The backend has ended without `Shutdown`."""
 
 
 def main() -> None:
@@ -51,7 +57,7 @@ def visible_device(number: int, visible: str) -> str:
 
 
 def _serve(backend: Connection, settings: WorkerSettings) -> bool:
-    """Load the model and run the backend's batches. Returns False if the backend ended without `Shutdown`."""
+    """Load the model and run the backend's requests. Returns False if the backend ended without `Shutdown`."""
     if settings.device is not None:
         os.environ[VISIBLE] = visible_device(settings.device, os.environ.get(VISIBLE, ""))
     try:
@@ -60,22 +66,32 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
             runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads, verify=verified)
             runner.wait_for_weights()
         except (BundleError, InputError) as error:
-            backend.send(Failed(str(error)))
+            with _pipe():
+                backend.send(Failed(str(error)))
         else:
-            backend.send(Ready(verified.fingerprints))
+            with _pipe():
+                backend.send(Ready(verified.fingerprints))
             _run(runner, backend, settings)
-    except (EOFError, OSError):
+    except BackendEndedError:
         return False
     return True
 
 
 def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
-    """Run requests until `Shutdown`. Raises EOFError or OSError if the backend ends without one."""
-    running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=backend.send)
+    """Run requests until `Shutdown`. Raises BackendEndedError if the backend ends without one."""
+
+    def send(report: Report) -> None:
+        with _pipe():
+            backend.send(report)
+
+    running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=send)
     while True:
         end = time.monotonic() + READ_SECONDS
-        while not running.active or (backend.poll(0) and time.monotonic() < end):
-            message = backend.recv()
+        while not running.active or time.monotonic() < end:
+            with _pipe():
+                if running.active and not backend.poll(0):
+                    break
+                message = backend.recv()
             if isinstance(message, Shutdown):
                 return
             if isinstance(message, Cancel):
@@ -86,6 +102,15 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
             if not running.active:  # it was refused or cancelled
                 running.report()
         running.turn()
+
+
+@contextmanager
+def _pipe() -> Iterator[None]:
+    """Raise faults of the pipe as BackendEndedError. Other faults, as of a full disk, are not the backend's end."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise BackendEndedError from error
 
 
 if __name__ == "__main__":

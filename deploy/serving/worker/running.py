@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
+from tightbeam.deploy.serving.protocol.log import log_exception
 from tightbeam.deploy.serving.protocol.messages import (
     Event,
     FoundSegment,
@@ -190,8 +190,11 @@ class RunningRequests(NullEvents):
     def _refuse(self, number: int, error: Exception) -> None:
         if isinstance(error, BundleError | InputError | GenerationError):
             message = message_for(JSON, error)
+        elif isinstance(error, OSError | MemoryError):  # a full disk for the features of a long recording
+            log_exception(error)
+            message = f"the server has no room for the request ({error or 'out of memory'}); send the request again"
         else:
-            traceback.print_exception(error)
+            log_exception(error)
             message = f"generation failed ({type(error).__name__}: {error}); this is a defect of Tightbeam"
         self._events.append(Refused(number, message, client_error=isinstance(error, InputError | GenerationError)))
 

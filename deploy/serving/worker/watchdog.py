@@ -10,13 +10,13 @@ import http.client
 import json
 import os
 import select
-import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Server
 
 __all__ = ["reload_model"]
@@ -93,4 +93,4 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _log(message: str) -> None:
-    print(f"tightbeam {time.strftime('%H:%M:%S')}: {message}", file=sys.stderr, flush=True)
+    log(f"tightbeam {time.strftime('%H:%M:%S')}: {message}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import queue
 import signal
@@ -373,9 +375,91 @@ def test_restarts_without_a_response_between_them_come_at_longer_and_longer_paus
     assert not pauses
 
 
-def test_failed_restart_is_retried_once_a_call(
-    scripted: Scene, triton: FakeTriton, capsys: pytest.CaptureFixture[str]
+def test_a_worker_that_served_for_long_is_restarted_at_once_though_its_requests_were_cancelled(
+    scripted: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dispatcher, "HEALTHY_SECONDS", 0.0)
+    monkeypatch.setattr(dispatcher, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(dispatcher, "LONGEST_PAUSE_SECONDS", 3600.0)
+    backend, worker = scripted
+    for starts in (1, 2, 3):
+        request = ids(cancelled_at=2)
+        backend.execute([request])
+        until(lambda request=request: request.over)
+        worker.reports.put(ENDED)
+        until(lambda starts=starts: backend._dispatcher._starts == starts)
+
+
+def test_a_start_that_failed_is_tried_again_after_a_pause(
+    scripted: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dispatcher, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(dispatcher, "LONGEST_PAUSE_SECONDS", 3600.0)
+    backend, worker = scripted
+    worker.starts[:] = ["no memory", "no memory still"]
+    worker.reports.put(ENDED)
+    until(lambda: not backend._dispatcher._up)
+    request = ids()
+    run(backend, request)
+    assert request.error and request.error.message == "the process that generates has ended; send the request again"
+    assert worker.starts == ["no memory still"]
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_below_the_log_ends_no_thread(scripted: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "FIRST_PAUSE_SECONDS", 0.0)
+    backend, worker = scripted
+    worker.starts[:] = ["no memory"]
+    running, served = ids(), ids()
+    backend.execute([running])
+    worker.requests()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", FullDisk())
+        worker.reports.put(ENDED)
+        until(lambda: running.over and not backend._dispatcher._recovering)
+    backend.execute([served])
+    (request,) = worker.requests()
+    worker.report(row(request.number))
+    until(lambda: served.over)
+    assert served.error is None
+
+
+def test_triton_without_shared_memory_ends_no_thread(
+    scripted: Scene, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its metrics nor the question whether a request was cancelled."""
+    backend, worker = scripted
+    asked: list[object] = []
+
+    def full(*arguments: object) -> None:
+        asked.append(arguments)
+        raise RuntimeError("Failed to increase the shared memory pool size")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeRequest, "is_cancelled", full)
+        patched.setattr(backend._dispatcher, "_add_metrics", full)
+        request = ids()
+        backend.execute([request])
+        (sent,) = worker.requests()
+        until(lambda: {len(arguments) for arguments in asked} == {1, 3})
+        worker.report(row(sent.number))
+        until(lambda: request.over)
+    served = ids()
+    backend.execute([served])
+    (sent,) = worker.requests()
+    worker.report(row(sent.number))
+    until(lambda: served.over)
+    assert request.error is served.error is None
+
+
+def test_failed_restart_is_retried_once_a_call(
+    scripted: Scene, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dispatcher, "FIRST_PAUSE_SECONDS", 0.0)
     backend, worker = scripted
     worker.starts[:] = [f"{worker.settings.bundle}/weights: no memory", "no memory still"]
     running, failing, served = ids(), ids(), ids()

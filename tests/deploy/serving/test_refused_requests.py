@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from typing import Any
@@ -136,6 +137,20 @@ def test_client_error_refuses_only_its_request(
     assert (log.stats.prefills, log.stats.samples) == (1, 2)
     for number, output in zip((0, 2), neighbours, strict=True):
         assert_same(log.outputs(number)[0], output)
+
+
+def test_a_full_disk_is_a_fault_of_the_server(
+    bart: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(reading.RequestParser, "parse", full)
+    (refused,) = run(bart, [text_request(1, "a town")]).refusals().values()
+    assert not refused.client_error
+    assert refused.message == (
+        "the server has no room for the request ([Errno 28] No space left on device); send the request again"
+    )
 
 
 def test_generation_config_of_a_request(bart: Runner) -> None:

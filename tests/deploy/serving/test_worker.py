@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import select
@@ -41,6 +42,7 @@ from tightbeam.deploy.serving.protocol.messages import (
     Token,
     WorkerSettings,
 )
+from tightbeam.deploy.serving.worker import __main__ as worker_main
 from tightbeam.deploy.serving.worker import watchdog
 from tightbeam.deploy.serving.worker.__main__ import visible_device
 from tightbeam.deploy.serving.worker.watchdog import reload_model
@@ -113,6 +115,18 @@ def test_requests_that_come_together(worker: WorkerProcess, expected: list[str])
     events = events_of(worker, text_request(0, "a town", max_new_tokens=4, num_beams=2), text_request(1, ""))
     assert sorted({type(event).__name__ for event in events}) == ["Refused", "Row", "Started", "Token"]
     assert worker.alive
+
+
+def test_a_full_disk_is_not_the_end_of_the_backend(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ends with its traceback, and leaves the shared memory of the backend, which runs, alone."""
+
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Runner, "load", full)
+    ours, theirs = socketpair()
+    with ours, theirs, pytest.raises(OSError, match="No space left"):
+        worker_main._serve(Connection(os.dup(theirs.fileno())), settings_for(folder))
 
 
 def test_request_joins_others_that_run(worker: WorkerProcess, expected: list[str]) -> None:
