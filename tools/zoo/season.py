@@ -10,21 +10,21 @@ is written: rounded to half precision they would be another model.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError
+import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tightbeam.deploy.bundle.atomic_dir import write_folder
+from tightbeam.deploy.console import command_line
 from tightbeam.export.checkpoint.files import read_files
 from tightbeam.export.checkpoint.load import load_files
-from tools.training import console, write_json
+from tools.training import write_json
 from tools.zoo._season.inexact import condition
 from tools.zoo._season.layout import FAMILIES
 from tools.zoo._season.levels import LEVELS, Seasoned, season
@@ -34,6 +34,7 @@ __all__ = ["read_checkpoint", "season_checkpoint"]
 
 WEIGHTS = "model.safetensors"
 MOST_SEEDS = 1 << 32
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -88,9 +89,9 @@ def season_checkpoint(folder: Path, output: Path, level: str, seed: int = 0) -> 
         raise ValueError(f"{folder} has no {error.args[0]}; expected the names that transformers saves") from error
 
     def fill(target: Path) -> None:
-        shutil.copytree(
-            folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors*", "README.md")
-        )
+        for file in folder.iterdir():
+            if file.is_file() and ".safetensors" not in file.name and file.name != "README.md":
+                shutil.copy(file, target)
         single = {name: tensor.float().contiguous() for name, tensor in seasoned.weights.items()}
         save_file(single, target / WEIGHTS, metadata={"format": "pt"})
         (target / WEIGHTS).chmod(0o644)
@@ -123,37 +124,30 @@ def _report(config: dict[str, Any], weights: Mapping[str, Tensor], seasoned: Sea
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.zoo.season", description="Give a checkpoint the numbers that large trained models have."
-    )
-    levels = "; ".join(f"{name}: {level.says}" for name, level in LEVELS.items())
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json and safetensors")
-    parser.add_argument("--level", choices=LEVELS, default="outliers", help=f"{levels} (default: %(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.output.exists():
-        parser.error(f"--output {arguments.output} exists; expected a new folder; remove it, or name another one")
-    if not 0 <= arguments.seed < MOST_SEEDS:
-        parser.error(f"--seed {arguments.seed} is out of range; expected 0 to {MOST_SEEDS - 1}; pass another one")
+@app.command()
+def run(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
+    output: Annotated[Path, typer.Option(help="New folder to write.")],
+    level: Annotated[str, typer.Option(help="; ".join(f"{name}: {each.says}" for name, each in LEVELS.items()))] = (
+        "outliers"
+    ),
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEEDS - 1, help="Seed of all that is drawn.")] = 0,
+) -> None:
+    """Give a checkpoint the numbers that large trained models have."""
+    if level not in LEVELS:
+        raise typer.BadParameter(f"--level {level} is unknown; pass {', '.join(LEVELS)}")
+    if output.exists():
+        raise typer.BadParameter(f"--output {output} exists; expected a new folder; remove it, or name another one")
     torch.set_num_threads(1)
     try:
-        said = season_checkpoint(arguments.checkpoint, arguments.output, arguments.level, arguments.seed)
-        console.print(said, soft_wrap=True)
-    except shutil.Error as error:
-        file, _, reason = error.args[0][0]
-        parser.error(f"{file} cannot be copied: {reason}; remove it")
-    except OSError as error:
-        file, reason = error.filename or arguments.output, error.strerror or error
-        parser.error(f"{file} cannot be used: {reason}; check the path, its permissions and the disk")
-    except SafetensorError as error:
-        parser.error(f"{arguments.output} cannot be written: {error}; check the disk")
+        print(season_checkpoint(checkpoint, output, level, seed))
     except ValueError as error:
-        parser.error(f"{error}")
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise typer.BadParameter(str(error)) from error
+
+
+def main() -> None:
+    """Run the command."""
+    command_line(app, "python -m tools.zoo.season")
 
 
 if __name__ == "__main__":
