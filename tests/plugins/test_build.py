@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake on the path")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+
+
+def test_the_build_backend_is_the_one_that_was_tested() -> None:
+    """A build in isolation installs it anew, without constraints.txt."""
+    backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    versions = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    assert backend == [f"scikit-build-core=={versions['scikit_build_core']}"]
 
 
 def configure(build: Path, *definitions: str) -> None:
