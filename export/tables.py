@@ -181,7 +181,8 @@ def guard_table(bundle: Bundle) -> Table:
         table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
     for entry in bundle.manifest.guard:
         error = "not finite" if entry.error is None else f"{entry.error:.1e}"
-        keys = "orthonormal" if entry.keys.orthonormal else ""
+        forms = ("orthonormal" * entry.keys.orthonormal, f"+ {entry.keys.few}" * bool(entry.keys.few))
+        keys = " ".join(form for form in forms if form)
         inverted = _condition(entry.inverted_condition) if keys else ""
         figures = (error, f"{entry.allowed:.1e}", _condition(entry.condition), inverted)
         style = None if entry.kept == entry.wanted else "bold"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -126,6 +126,8 @@ class ModelGraphs:
     """int64 [distances]: index of the relative bias by the distance from a query back to a key (two-stream layers)"""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """layer and head of each cross-attention that follows the audio (Whisper)"""
+    few: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """r of a part ("source" or "generated") and layer whose cache of keys has a few more numbers a position"""
     prompt: gs.Graph | None = None
     """the graph that encodes a part of a prompt behind cached positions; None before ``prompt_parts``, and if there
     cannot be one"""

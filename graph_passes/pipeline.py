@@ -3,7 +3,7 @@
     tracing             fold_scales (Whisper), canonicalise_encoder_decoder [canonicalise_two_stream]
                         or canonicalise_decoder_only
     rewrite             tie_embeddings, fold_biases
-                        orthonormal_keys (layers for which the guard chooses it)
+                        key_forms (layers whose keys the guard gives another form)
                         alignment_outputs (Whisper with alignment heads)
                         a pass for each kind of source cache, or of prompt cache in a decoder-only model
                         a pass for each kind of generated cache
@@ -25,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, LayerPlan, require_kinds
+from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, KeyForm, LayerPlan, require_kinds
 from tightbeam.graph_passes.cleanup.alignment_outputs import alignment_outputs
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
 from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
-from tightbeam.graph_passes.cleanup.orthonormal_keys import orthonormal_keys
+from tightbeam.graph_passes.cleanup.key_forms import key_forms
 from tightbeam.graph_passes.cleanup.prompt_attention import prompt_attention
 from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.cleanup.prompt_parts import prompt_parts
@@ -84,11 +84,9 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     for name, own in GENERATED.items():
         if layers := [index for index, layer in enumerate(plan) if layer.generated == name]:
             caches.append(partial(own.self_pass, layers=layers))
-    source = [index for index, layer in enumerate(plan) if layer.source_keys.orthonormal]
-    generated = [index for index, layer in enumerate(plan) if layer.generated_keys.orthonormal]
-    keys: list[Pass] = []
-    if source or generated:
-        keys = [partial(orthonormal_keys, source=source, generated=generated)]
+    source = {index: layer.source_keys for index, layer in enumerate(plan) if layer.source_keys != KeyForm()}
+    own_keys = {index: layer.generated_keys for index, layer in enumerate(plan) if layer.generated_keys != KeyForm()}
+    keys: list[Pass] = [partial(key_forms, source=source, generated=own_keys)] if source or own_keys else []
     before = (*BEFORE_CACHES, *keys, *(ALIGNMENT if aligned else ()))
     return [*before, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
 

@@ -100,9 +100,13 @@ class KeyFormEntry(Entry):
     ----------
     orthonormal : bool
         Each head's keys are made orthonormal, and its queries take the rest.
+    few : int
+        Numbers cached beside the keys of a position, in the same rows: its input along directions that the keys hardly
+        hold.
     """
 
     orthonormal: bool = False
+    few: Annotated[int, Field(ge=0)] = 0
 
 
 class LayerChoice(Entry):

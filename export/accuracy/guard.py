@@ -24,8 +24,8 @@ from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttenti
 from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import GENERATED, SOURCE, KeyForm, LayerPlan, ModelGraphs
-from tightbeam.graph_passes.attention import AttentionBlock, cross_attention, self_attention
-from tightbeam.graph_passes.caches.algebra import orthonormal_heads
+from tightbeam.graph_passes.attention import NORM, AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.caches.algebra import few_columns, orthonormal_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
 from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
@@ -36,6 +36,12 @@ ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0, "int8
 """Largest allowed error, in units of the original's error at its baseline precision: twice the original's own in half
 precision and in int8; in float32 a tenth of what half precision would add, which is a common price for speed. The
 comparison at the end of the export compares the tokens themselves."""
+FEW = (8, 16, 32, 64)
+"""Numbers that may be cached beside the keys of a position, rounded up to a multiple of the key heads."""
+MOST_FEW = 0.25
+"""Largest number of them, over the width of the keys; more would cost what another kind of cache costs."""
+ALIGNED_COLUMNS: Mapping[str, int] = {"fp16": 8, "bf16": 8}
+"""Columns of a key head of which there are a multiple, so that the tensor cores of a GPU can read its rows."""
 
 
 @dataclass(frozen=True)
@@ -212,14 +218,14 @@ class _LayerAttentions:
         """
         measured: list[GuardResult] = []
         known = self._original(layers[0], precision) if len(layers) == 1 else None
-        for keys in self._forms(layers[0], kind):
+        for keys in self._forms(layers[0], kind, precision):
             measured = [
                 self.measure(known or self._original(layer, precision), kind, layers[0], precision, keys)
                 for layer in layers
             ]
             if all(found.passes for found in measured):
                 break
-        return measured
+        return [self._with_conditions(found, layers[0]) for found in measured]
 
     def safer(self, layer: int, kind: str, precision: str) -> str:
         """The first of the safer kinds that is exact enough; keys and values themselves always are.
@@ -233,11 +239,21 @@ class _LayerAttentions:
                     break
         return kind
 
-    def _forms(self, layer: int, kind: str) -> list[KeyForm]:
-        """Forms of the keys of a layer, the cheapest first."""
-        if not self.kinds[kind].inverts or self.blocks[layer].between:
+    def _forms(self, layer: int, kind: str, precision: str) -> list[KeyForm]:
+        """Forms of the keys of a layer, the cheapest first.
+
+        Keys that positions or a norm change after their product with W_K stay as they are, and there is nothing beside
+        those of a norm. The few numbers are whole columns of each key head, and aligned to 16 bytes in half precision.
+        """
+        between = self.blocks[layer].between
+        if not self.kinds[kind].key_forms or NORM in between:
             return [KeyForm()]
-        return [KeyForm(), KeyForm(orthonormal=True)]
+        orthonormal = not between
+        _, G, _, K = self.activations[layer].key.shape
+        columns = ALIGNED_COLUMNS.get(precision, 1)
+        counts = dict.fromkeys(G * columns * math.ceil(r / (G * columns)) for r in FEW)
+        few = [KeyForm(orthonormal, r) for r in counts if r <= MOST_FEW * G * K]
+        return [KeyForm(), *([KeyForm(orthonormal=True)] if orthonormal else []), *few]
 
     def _original(self, layer: int, precision: str) -> _Original:
         attention = LayerAttention.of(self.blocks[layer], self.activations[layer])
@@ -256,10 +272,11 @@ class _LayerAttentions:
         is_first = layer == first
         if is_first and keys.orthonormal:
             attention = attention.with_orthonormal_keys()
-        inverted = attention.W_K if is_first else self._inverted(first, keys)
+        if is_first and keys.few:
+            attention = attention.with_few(keys.few)
         one_matrix = self.kinds[kind].one_matrix
         assert one_matrix is not None
-        form = one_matrix(attention.W_K, attention.W_V, None if is_first else inverted)
+        form = one_matrix(attention.W_K, attention.W_V, None if is_first else self._key_weight(first, keys))
         lowered = attention.with_products_in(precision)
         if form.to_keys is None:
             found = lowered.from_keys(form.to_values, dtype)
@@ -267,19 +284,33 @@ class _LayerAttentions:
             states = attention.states
             rows = states if form.of_inputs is None else product_in(states, form.of_inputs, precision)
             found = lowered.from_rows(rows, form.to_keys, form.to_values, dtype)
-        conditions = [0.0, 0.0]
-        if form.inverted is not None:
-            before = _condition_number(CachedKeys.of(self.blocks[first]).weight)
-            conditions = [before, before if keys == KeyForm() else _condition_number(form.inverted)]
         error = original.attention.error(found)
-        return GuardResult(
-            layer, self.name, kind, kind, error, original.allowed, original.error, conditions[0], keys, conditions[1]
-        )
+        return GuardResult(layer, self.name, kind, kind, error, original.allowed, original.error, 0.0, keys, 0.0)
 
-    def _inverted(self, layer: int, keys: KeyForm) -> Any:
-        """The key weights of a layer in a form."""
+    def _with_conditions(self, found: GuardResult, first: int) -> GuardResult:
+        """The result with the conditions of the weight that its kind inverts, if it inverts one."""
+        if not self.kinds[found.wanted].inverts:
+            return found
+        of_checkpoint = self._inverted_condition(found, first, KeyForm())
+        own = of_checkpoint if found.keys == KeyForm() else self._inverted_condition(found, first, found.keys)
+        return replace(found, condition=of_checkpoint, inverted_condition=own)
+
+    def _inverted_condition(self, found: GuardResult, first: int, keys: KeyForm) -> float:
+        W_V = self.blocks[found.layer].value.weight.values
+        one_matrix = self.kinds[found.wanted].one_matrix
+        assert one_matrix is not None
+        if found.layer == first:
+            form = one_matrix(self._key_weight(first, keys), W_V, None)
+        else:
+            form = one_matrix(self._key_weight(found.layer, KeyForm()), W_V, self._key_weight(first, keys))
+        return _condition_number(form.inverted)
+
+    def _key_weight(self, layer: int, keys: KeyForm) -> Any:
+        """The key weights of a layer in a form, [D, G K + r]."""
         weight = CachedKeys.of(self.blocks[layer]).weight
-        return orthonormal_heads(weight, self.activations[layer].key.shape[1])[0] if keys.orthonormal else weight
+        if keys.orthonormal:
+            weight, _ = orthonormal_heads(weight, self.activations[layer].key.shape[1])
+        return np.concatenate([weight, few_columns(weight, keys.few)], axis=1) if keys.few else weight
 
 
 def _condition_number(W_K: Any) -> float:

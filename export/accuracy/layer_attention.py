@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.graph_passes.attention import AttentionBlock
-from tightbeam.graph_passes.caches.algebra import key_heads, orthonormal_heads, value_heads
+from tightbeam.graph_passes.caches.algebra import few_columns, key_heads, orthonormal_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
 
@@ -36,12 +36,12 @@ class LayerAttention:
 
     states: Tensor  # [B, N, D], what keys and values are projected from
     query: Tensor  # [B, H, T, K], scaled
-    key: Tensor  # [B, N, G K], as cached
-    key_bias: Tensor  # [G K], the part of the cached key that values are not made of; 0 if the bias is folded
+    key: Tensor  # [B, N, G K + r], as cached; r more numbers in the form K plus r
+    key_bias: Tensor  # [G K + r], the part of the cached key that values are not made of; 0 if the bias is folded
     scored: Tensor  # [B, G, N, K], as multiplied with queries: rotated, if the model has rotary positions
     value: Tensor  # [B, N, G V]
     mask: Tensor  # [B, 1 or H, T, N]
-    W_K: Any  # [D, G K]
+    W_K: Any  # [D, G K + r]
     W_V: Any  # [D, G V]
     softcap: float = 0.0  # of the scores before the mask; 0: none
 
@@ -77,6 +77,12 @@ class LayerAttention:
         scored = key.reshape(B, N, G, K).transpose(1, 2)
         return replace(self, query=self.query @ by_query, key=key, scored=scored, W_K=W_K)
 
+    def with_few(self, r: int) -> LayerAttention:
+        """K plus r: r more numbers behind each row of keys, of which values are made too."""
+        W_K = np.concatenate([self.W_K, few_columns(self.W_K, r)], axis=1)
+        bias = torch.cat([self.key_bias, torch.zeros(r, dtype=torch.float64)])
+        return replace(self, key=product_in(self.states, W_K) + bias, key_bias=bias, W_K=W_K)
+
     def with_products_in(self, precision: str) -> LayerAttention:
         """The same with keys and values from int8 products; unchanged in other precisions, which ``dtype`` stands for.
 
@@ -86,8 +92,8 @@ class LayerAttention:
             return self
         key = product_in(self.states, self.W_K, precision) + self.key_bias
         B, G, N, K = self.scored.shape
-        is_cached = bool((self.scored.transpose(1, 2).reshape(B, N, G * K) == self.key).all())
-        scored = key.reshape(B, N, G, K).transpose(1, 2) if is_cached else self.scored
+        is_cached = bool((self.scored.transpose(1, 2).reshape(B, N, G * K) == self.key[..., : G * K]).all())
+        scored = key[..., : G * K].reshape(B, N, G, K).transpose(1, 2) if is_cached else self.scored
         return replace(self, key=key, scored=scored, value=product_in(self.states, self.W_V, precision))
 
     @cached_property

@@ -36,6 +36,11 @@ Orthonormal heads: W_K,h = Q_h R_h with Q_h^T Q_h = I. Caching x Q_h in place of
 W_Q,i, leaves every score as it is. The condition of [Q_1 .. Q_G] is at most the root of G times the best that any
 change inside heads can reach, since each diagonal block of its Gram matrix is the identity (van der Sluis 1969).
 
+K plus r: x F [N, r] is cached beside the keys, F [D, r] the left singular vectors of W_K with the smallest singular
+values, times the length of a column of W_K. The right inverse is then of [W_K F], whose condition is about
+s_1 / s_{D-r}: along F values are made of x F, along the rest of keys. The r numbers are columns of the same rows, r / G
+behind each head's key, where queries are 0: [k_1 f_1 .. k_G f_G], so that no operator knows of them.
+
 Keys of the first layer in place of S (``first-k``; Slim attention's hybrid): weight absorption over k1 = S W_K1, with
 W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l.
 
@@ -146,6 +151,20 @@ def orthonormal_heads(W_K: Array, G: int) -> tuple[Array, Array]:
     columns, factors = np.linalg.qr(by_head)
     scale = float(np.sqrt(np.square(weight).sum() / weight.shape[1])) or 1.0
     return scale * columns.transpose(1, 0, 2).reshape(weight.shape), factors / scale
+
+
+def few_columns(W_K: Array, r: int) -> Array:
+    """F [D, r] of K plus r, in float64, for W_K [D, E] with E >= D."""
+    weight = W_K.astype(np.float64)
+    vectors, _, _ = np.linalg.svd(weight, full_matrices=False)
+    return vectors[:, len(weight) - r :] * (np.sqrt(np.square(weight).sum() / weight.shape[1]) or 1.0)
+
+
+def behind_heads(rows: Array, few: Array, G: int) -> Array:
+    """[k_1 f_1 .. k_G f_G] [..., G (K + r / G)] of rows [..., G K] and of a few more numbers [..., r]."""
+    parts = [part.reshape(*part.shape[:-1], G, -1) for part in (rows, few)]
+    joined = np.concatenate(parts, axis=-1)
+    return joined.reshape(*joined.shape[:-2], -1)
 
 
 def times_heads(queries: Array, factors: Array) -> Array:

@@ -5,19 +5,28 @@
 k' are the keys before rotation, times the gain g of their norm (1 without one). RMSNormalization, over each head or all
 of them, makes r k' of them with one number r a position and head, which commutes with rotation and products. So r goes
 beside k' as a factor of the scores, the operator rotates what it reads, and values, made of k', need neither.
+
+K plus r: f = x F (``algebra.few_columns``) are columns behind each head's keys, and 0 behind each head's queries, so
+that key heads are K' = K + r / G wide. Not with a norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import NORM, ROTATION, AttentionBlock
+from tightbeam.graph_passes.attention import NORM, ROTATION, AttentionBlock, Projection
 from tightbeam.graph_passes.builder import Builder
-from tightbeam.graph_passes.caches.algebra import multiply_heads, right_inverse_times, value_heads
+from tightbeam.graph_passes.caches.algebra import (
+    behind_heads,
+    few_columns,
+    multiply_heads,
+    right_inverse_times,
+    value_heads,
+)
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassError, Sizes
 
 CHANGES = {ROTATION: "rotary positions (RoPE)", NORM: "a norm (RMSNormalization)"}
@@ -55,20 +64,62 @@ class CachedKeys:
     """
 
     weight: Array
-    """[D, E] in float64"""
+    """[D, G K'] in float64"""
     bias: Array | None
-    """[E] in float64"""
+    """[G K'] in float64"""
     norm: KeyNorm | None
+    few: Array | None = None
+    """F [D, r] in float64; None for keys alone"""
+    G: int = 1
 
     @classmethod
-    def of(cls, block: AttentionBlock) -> CachedKeys:
-        """Cached keys of a block."""
+    def of(cls, block: AttentionBlock, G: int = 1, r: int = 0) -> CachedKeys:
+        """Cached keys of a block with G key heads, and r more numbers."""
         weight = np.asarray(block.key.weight.values, np.float64)
         bias = None if block.key.bias is None else np.asarray(block.key.bias.values, np.float64).reshape(-1)
         norm = KeyNorm.of(block, weight.shape[1])
-        if norm is None:
+        if norm is not None:
+            return cls(weight * norm.gain, None if bias is None else bias * norm.gain, norm)
+        if not r:
             return cls(weight, bias, None)
-        return cls(weight * norm.gain, None if bias is None else bias * norm.gain, norm)
+        few = few_columns(weight, r)
+        if bias is not None:
+            bias = behind_heads(bias, np.zeros(r), G)
+        return cls(behind_heads(weight, few, G), bias, None, few, G)
+
+    @property
+    def behind(self) -> int:
+        """K' - K = r / G: the few numbers behind each key head."""
+        return 0 if self.few is None else self.few.shape[1] // self.G
+
+    def key_projection(self, block: AttentionBlock) -> Projection:
+        """The block's projection of keys [D, G K']."""
+        if self.few is None:
+            return block.key
+        return _changed(block.key, self.weight, self.bias)
+
+    def query_projection(self, block: AttentionBlock, H: int) -> Projection:
+        """The block's projection of queries [D, H K']."""
+        if self.few is None:
+            return block.query
+        weight, bias = block.query.weight.values, block.query.bias
+        zeros = np.zeros((len(weight), H * self.behind))
+        biases = None if bias is None else behind_heads(bias.values.reshape(-1), zeros[0], H)
+        return _changed(block.query, behind_heads(weight, zeros, H), biases)
+
+    def wider_queries(self, build: Builder, queries: gs.Tensor) -> gs.Tensor:
+        """Queries [R, H, K] as [R, H, K']."""
+        if not self.behind:
+            return queries
+        return build.add("Pad", [queries, build.constant([0, 0, 0, 0, 0, self.behind])])
+
+    def wider_keys(self, build: Builder, block: AttentionBlock) -> gs.Tensor:
+        """The keys that a block projects, with the few numbers: [B, N, G K']."""
+        if self.few is None:
+            return block.key.output
+        few = build.add("MatMul", [block.key.source, build.constant(self.few, block.key.weight.dtype)])
+        parts = [build.reshape(tensor, [0, 0, self.G, -1]) for tensor in (block.key.output, few)]
+        return build.reshape(build.add("Concat", parts, {"axis": 3}), [0, 0, self.weight.shape[1]])
 
     def values(self, build: Builder, block: AttentionBlock, weighted: gs.Tensor, sizes: Sizes) -> gs.Tensor:
         """o_i [R, H, V] from c_i = P_i k', ``weighted`` [R, H, E]."""
@@ -110,6 +161,15 @@ class CachedKeys:
         mean = build.add("ReduceMean", [squares, build.constant([-1])], {"keepdims": 0})
         root = build.add("Sqrt", [build.add("Add", [mean, build.constant(self.norm.epsilon, np.float32)])])
         return build.add("Expand", [build.add("Reciprocal", [root]), build.constant([1] * (1 + len(positions)) + [G])])
+
+
+def _changed(projection: Projection, weight: Array, bias: Array | None) -> Projection:
+    """The projection with another weight and bias; not yet in a graph."""
+    dtype = projection.weight.dtype
+    made = gs.Constant(f"{projection.weight.name}.wider", np.ascontiguousarray(weight, dtype))
+    if bias is None:
+        return replace(projection, weight=made, bias=None)
+    return replace(projection, weight=made, bias=gs.Constant(f"{made.name}.bias", np.ascontiguousarray(bias, dtype)))
 
 
 class RotationTables:

@@ -85,6 +85,8 @@ class SourceKind:
     """the kind that replaces this one in a layer where it is not exact enough; with ``one_matrix``"""
     inverts: bool = False
     """keys or values are made by the right inverse of a weight, which half precision seldom bears"""
+    key_forms: bool = False
+    """its passes take other forms of the keys, whose inverse is better conditioned (``kinds.KeyForm``)"""
     refusal: Refusal = lambda sizes: ""
 
     def layer_pass(self, *, decoder_only: bool) -> LayerPass:
@@ -112,6 +114,8 @@ class GeneratedKind:
     safer: str = ""
     """as in ``SourceKind``"""
     inverts: bool = False
+    """as in ``SourceKind``"""
+    key_forms: bool = False
     """as in ``SourceKind``"""
     refusal: Refusal = lambda sizes: ""
 

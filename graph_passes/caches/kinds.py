@@ -59,7 +59,9 @@ class KeyForm:
     """The keys of an attention whose values are made of keys: as in the checkpoint, or better conditioned."""
 
     orthonormal: bool = False
-    """each head's keys are made orthonormal (``cleanup/orthonormal_keys``)"""
+    """each head's keys are made orthonormal, and its queries take the rest (``cleanup/key_forms``)"""
+    few: int = 0
+    """r: numbers cached beside the keys of a position, as columns of the same rows; a multiple of G"""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,11 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> tuple[i
         Bytes of the source caches, and of the generated caches at T positions.
     """
     source = source_bytes([SOURCE[layer.source] for layer in plan], sizes, run)
-    return source, generated_bytes([GENERATED[layer.generated] for layer in plan], sizes, run)
+    generated = generated_bytes([GENERATED[layer.generated] for layer in plan], sizes, run)
+    few = sum(layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is None)
+    few += max((layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is not None), default=0)
+    own = sum(layer.generated_keys.few for layer in plan)
+    return source + run.B * run.N * few * run.itemsize, generated + run.R * run.T * own * run.itemsize
 
 
 def require_kinds(plan: Sequence[LayerPlan], *, decoder_only: bool) -> None:

@@ -10,6 +10,8 @@ own, o_g, and moves both into the operator, which merges them (optional inputs o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import AttentionBlock
@@ -50,7 +52,13 @@ def set_prefix(block: AttentionBlock, form: str, output: gs.Tensor, lse: gs.Tens
 
 
 def prefix_of(
-    build: Builder, sizes: Sizes, pass_name: str, layer: int, block: AttentionBlock, form: str
+    build: Builder,
+    sizes: Sizes,
+    pass_name: str,
+    layer: int,
+    block: AttentionBlock,
+    form: str,
+    few: Mapping[tuple[str, int], int],
 ) -> list[gs.Tensor]:
     """A layer's prefix for an operator of the generated part.
 
@@ -66,6 +74,8 @@ def prefix_of(
         The layer's self-attention.
     form
         Form of the operator's own output; the kinds of cache go together (``kinds.PROMPT_PAIRS``).
+    few
+        ``ModelGraphs.few``.
 
     Returns
     -------
@@ -85,8 +95,11 @@ def prefix_of(
     output, lse = block.node.inputs[3:5]
     H = sizes.H
     if found == form:
+        if form == KEYS and few.get(("source", layer), 0) != few.get(("generated", layer), 0):
+            raise PassError(f"{pass_name}: layer {layer} caches other numbers of the prompt than of the generated part")
         return [output, lse]
-    cached = CachedKeys.of(block)
+    part = "source" if found == KEYS else "generated"
+    cached = CachedKeys.of(block, sizes.G, few.get((part, layer), 0))
     W_K, W_V = cached.weight, block.value.weight.values
     if form == VALUES:
         if found == KEYS:
@@ -101,7 +114,7 @@ def prefix_of(
         if cached.bias is not None:
             keys = build.add("Add", [keys, build.constant(cached.bias, block.key.weight.dtype)])
         return [build.reshape(keys, [-1, H * W_K.shape[1]]), lse]
-    D, E = W_K.shape
+    D, E = W_K.shape  # E = G K' with a few more numbers
     weight = build.constant(W_K, block.key.weight.dtype)
     keys = build.add("MatMul", [build.reshape(output, [-1, H, D]), weight])  # [R, H, E]
     return [build.reshape(keys, [-1, H * E]), lse]

@@ -230,10 +230,10 @@ def test_attention_of_nan_is_an_error(checkpoints: CheckpointCache, tmp_path: Pa
 
 def test_int8_multiplies_no_rounding_of_keys_by_an_inverse(spoiled: Given) -> None:
     """The key weights of layer 2 are good enough for float32, not for 8 bits; states and inputs need no inverse."""
-    kinds = {precision: decide(spoiled, "kcache", precision)[0][2].source for precision in ("fp32", "int8")}
-    assert kinds == {"fp32": "k", "int8": "states"}
+    kept = {precision: decide(spoiled, "kcache", precision)[0][2] for precision in ("fp32", "int8")}
+    assert kept["fp32"].source_keys == KeyForm() != kept["int8"].source_keys
     plan, measured = decide(spoiled, "kcache", "int8")
-    assert "in int8 its error is" in plan[2].reason
+    assert "source states in place of k: in int8 its error is" in plan[1].reason
     assert [found.condition for found in measured if found.part == "source"][2] == pytest.approx(100, rel=0.1)
     plan, measured = decide(spoiled, "xcache", "int8")
     assert {(layer.source, layer.generated) for layer in plan} == {("states", "x")}

@@ -7,8 +7,10 @@ Values are a linear function of the keys, applied after the softmax: W_KV = W_K^
 before rotation, bias included, and rotated when they are read. If keys have a norm, its factor for each head and
 position is cached beside them. Query and key are one product.
 
+K plus r (``ModelGraphs.few``): r more numbers behind the keys, K' = K + r / G (``cached_keys``).
+
 Needs: self-attentions over ``past.<l>.key`` and ``past.<l>.value``, whose projections read one tensor and whose key and
-value biases are folded (``fold_biases``), and E >= D. Cache: L M T E numbers a sample, half of ``kv``. Exact in
+value biases are folded (``fold_biases``), and E >= D. Cache: L M T (E + r) numbers a sample, half of ``kv``. Exact in
 algebra; in floating point as exact as the condition of W_K allows, which an export measures. Operator:
 ``plugins/ops/beam_latent_attention``.
 """
@@ -39,29 +41,36 @@ NAME = "self_keys"
 
 
 def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Cache ``cache.<l>.key`` [R, G, T_max, K], and ``cache.<l>.scale`` [R, G, T_max, 1] if keys have a norm."""
+    """Cache ``cache.<l>.key`` [R, G, T_max, K'], and ``cache.<l>.scale`` [R, G, T_max, 1] if keys have a norm."""
     sizes = graphs.sizes
-    queries, E = sizes.H * sizes.K, sizes.G * sizes.K
     caches = SelfAttentionCaches(graphs, NAME, layers)
     require_one_source(caches.blocks, NAME, (ROTATION, NORM))
     require_wide_keys(caches.blocks, NAME)
     build = caches.build
     for layer, block in caches.blocks.items():
-        projected = build.rows(project_together(build, (block.query, block.key), block.node.name), queries + E)
+        cached = CachedKeys.of(block, sizes.G, graphs.few.get(("generated", layer), 0))
+        width, E = sizes.K + cached.behind, cached.weight.shape[1]
+        others_read_queries = bool(block.between) or sizes.decoder_only
+        of_queries = block.query if others_read_queries else cached.query_projection(block, sizes.H)
+        queries = of_queries.weight.shape[1]
+        together = project_together(build, (of_queries, cached.key_projection(block)), block.node.name)
         query, row = gs.Variable(f"{NAME}.query_{layer}"), gs.Variable(f"{NAME}.row_{layer}")
-        build.add("Split", [projected, build.constant([queries, E])], {"axis": 1}, [query, row])
+        build.add("Split", [build.rows(together, queries + E), build.constant([queries, E])], {"axis": 1}, [query, row])
         if block.between:
             read_instead(block.query.output, build.positions(query, queries))
         elif sizes.decoder_only:
             share_query(block, query)
-        keys, keys_out = caches.cache(layer, "key", sizes.G, sizes.K)
-        cached, outputs, last = CachedKeys.of(block), [keys_out], []
+        if others_read_queries and cached.behind:
+            wider = cached.wider_queries(build, build.reshape(query, [-1, sizes.H, sizes.K]))
+            query = build.reshape(wider, [-1, sizes.H * width])
+        keys, keys_out = caches.cache(layer, "key", sizes.G, width)
+        outputs, last = [keys_out], []
         if cached.norm is not None:
             query = build.rows(before_rotation(block), queries)
             scales, scales_out = caches.cache(layer, "scale", sizes.G, 1)
             last, outputs = [cached.scales(build, row, sizes.G), scales], [keys_out, scales_out]
             row = cached.cached(build, row)
-        query, row = caches.newest(block, query, sizes.K, row, E)
+        query, row = caches.newest(block, query, width, row, E)
         attended = caches.attend("BeamLatentAttention", layer, [query, row, keys], outputs, E, KEYS, True, last)
         values = cached.values(build, block, attended, sizes)
         block.replace_with(build.positions(values, sizes.H * sizes.V))
@@ -84,5 +93,6 @@ GENERATED_K = GeneratedKind(
     one_matrix=over_keys,
     safer="x",
     inverts=True,
+    key_forms=True,
     refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.D),
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import AttentionBlock, Projection
+from tightbeam.graph_passes.attention import AttentionBlock, Projection, project_together
 from tightbeam.graph_passes.builder import Builder, graph_input, remove_inputs, tidy
 from tightbeam.graph_passes.caches.algebra import OneMatrix, key_heads, multiply_heads, value_heads
+from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.model import ModelGraphs, Sizes
 
 STATES = "encoder_hidden_states"
@@ -56,6 +57,7 @@ def attend_matrix(
     flags: gs.Tensor,
     form: OneMatrix,
     sizes: Sizes,
+    cached: CachedKeys | None = None,
 ) -> None:
     """Replace a layer's attention by one over a matrix that holds keys, or what keys are made of.
 
@@ -75,9 +77,14 @@ def attend_matrix(
         Weights that make keys and values of the matrix.
     sizes
         Sizes of the model.
+    cached
+        Keys with a few more numbers, if the matrix holds these.
     """
     dtype = block.key.weight.dtype
-    if form.to_keys is None:
+    if form.to_keys is None and cached is not None and cached.few is not None:
+        query = project_together(build, (cached.query_projection(block, sizes.H),), block.node.name)
+        queries = build.reshape(query, [-1, sizes.H, sizes.K + cached.behind])
+    elif form.to_keys is None:
         queries = build.reshape(block.query.output, [-1, sizes.H, sizes.K])
     else:
         queries = multiply_heads(build, block.query.output, key_heads(form.to_keys, sizes.H, sizes.K), dtype)

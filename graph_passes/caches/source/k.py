@@ -12,7 +12,9 @@ Values are a linear function of the keys, applied after the softmax: W_KV = W_K^
 values are made before the softmax (Slim attention, equation 2.1), of the layer's inputs, at the cost of its keys. If a
 prompt's keys are rotated (RoPE), they are cached before that, bias included, and rotated when they are read.
 
-Needs: key and value biases that are folded (``fold_biases``), and E >= D. Cache: L N E numbers a sample, half of
+K plus r (``ModelGraphs.few``): r more numbers behind the keys, K' = K + r / G (``cached_keys``).
+
+Needs: key and value biases that are folded (``fold_biases``), and E >= D. Cache: L N (E + r) numbers a sample, half of
 ``kv``. Exact in algebra; in floating point as exact as the condition of W_K allows, which an export measures. Operator:
 ``plugins/ops/latent_attention``.
 """
@@ -37,7 +39,7 @@ CROSS_NAME, PROMPT_NAME = "cross_keys", "prompt_keys"
 
 
 def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Make ``source.<l>.key`` [B, N, G K] outputs of the encoder, which the decoder reads as keys and as values."""
+    """Make ``source.<l>.key`` [B, N, G K'] outputs of the encoder, which the decoder reads as keys and as values."""
     sizes = graphs.sizes
     blocks = cross_attention(graphs, CROSS_NAME, layers)
     require_one_source(blocks, CROSS_NAME)
@@ -45,15 +47,16 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     build = Builder(graphs.decoder, CROSS_NAME)
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
-        keys = rows_in_encoder(graphs, block.key, layer, "key")
-        form = over_keys(block.key.weight.values, block.value.weight.values)
-        attend_matrix(build, block, layer, keys, flags, form, sizes)
+        own = CachedKeys.of(block, sizes.G, graphs.few.get(("source", layer), 0))
+        keys = rows_in_encoder(graphs, own.key_projection(block), layer, "key")
+        form = over_keys(own.weight, block.value.weight.values)
+        attend_matrix(build, block, layer, keys, flags, form, sizes, own)
     drop_encoder_states(graphs)
     return PassResult(CROSS_NAME, len(blocks), bytes_saved=source_saved(SOURCE_K, len(blocks), sizes))
 
 
 def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassResult:
-    """Cache ``source.<l>.key`` [B, N, G K] of the prompt, and ``source.<l>.scale`` [B, G, N] if keys have a norm."""
+    """Cache ``source.<l>.key`` [B, N, G K'] of the prompt, and ``source.<l>.scale`` [B, G, N] if keys have a norm."""
     sizes = graphs.sizes
     blocks = self_attention(graphs, PROMPT_NAME, layers)
     require_one_source(blocks, PROMPT_NAME, (ROTATION, NORM))
@@ -62,12 +65,13 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     build, encoder = Builder(graphs.decoder, PROMPT_NAME), Builder(graphs.encoder, PROMPT_NAME)
     latents = PromptLatents(graphs, build, KEYS)
     for layer, block in blocks.items():
-        queries = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
-        keys, own = prompt[layer].key.output, CachedKeys.of(block)
+        own = CachedKeys.of(block, sizes.G, graphs.few.get(("source", layer), 0))
+        by_head = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
+        queries, keys = own.wider_queries(build, by_head), own.wider_keys(encoder, prompt[layer])
         cached, scales = own.cached(encoder, keys), None
         if own.norm is not None:
             scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]
-        latents.attend(layer, block, queries, cached, f"source.{layer}.key", sizes.G * sizes.K, scales)
+        latents.attend(layer, block, queries, cached, f"source.{layer}.key", own.weight.shape[1], scales)
     return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved(SOURCE_K, len(blocks), sizes))
 
 
@@ -82,5 +86,6 @@ SOURCE_K = SourceKind(
     one_matrix=over_keys,
     safer="states",
     inverts=True,
+    key_forms=True,
     refusal=lambda sizes: refuse_narrow_keys(sizes, sizes.source_D),
 )

@@ -1,0 +1,128 @@
+"""K plus r: a cache of keys with a few more numbers, for key weights that are singular or nearly so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.bundles.traces import traced
+from support.checkpoints.edits import edit_weights
+from support.checkpoints.families import CheckpointCache
+from support.references.generate_runs import batch
+from support.slow_cases import slow_unless
+from tightbeam.deploy import Runner
+from tightbeam.export import export_model
+from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.accuracy.guard import guard
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.writing.entries import plan_of, sizes_of
+from tightbeam.graph_passes import PRESETS, KeyForm, LayerPlan, PassError, RunSize, plan_bytes, rewrite, same_for_all
+from tightbeam.graph_passes.caches.algebra import behind_heads, few_columns, over_keys
+
+KEYS = ("k_proj.weight", "key_proj.weight")
+CASES = [
+    *itertools.product(("bart", "whisper", "prophetnet", "opt", "gpt_neox", "phi", "t5gemma"), ("kcache",)),
+    ("bart", "hybrid"),
+    ("opt", "slim"),
+]
+
+
+def without(weight: torch.Tensor, numbers: int) -> torch.Tensor:
+    """The same matrix with its smallest singular values nearly 0."""
+    u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
+    s[-numbers:] = 1e-9 * s[0]
+    return ((u * s) @ v).float().contiguous()
+
+
+def spoil(folder: Path, numbers: int = 2) -> Path:
+    """Make all key weights of a decoder nearly singular."""
+    config = json.loads((folder / "config.json").read_text())
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            if name.endswith(KEYS) and "encoder.layers" not in name:
+                weights[name] = without(weight, numbers)
+            elif name.endswith("query_key_value.weight"):  # [H, 3, K, D]
+                by_head = weight.view(config["num_attention_heads"], 3, -1, weight.shape[1]).clone()
+                by_head[:, 1] = without(by_head[:, 1].flatten(0, 1), numbers).view_as(by_head[:, 1])
+                weights[name] = by_head.view_as(weight).contiguous()
+
+    edit_weights(folder, change)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    slow_unless(CASES, lambda *case: case in (("bart", "hybrid"), ("gpt_neox", "kcache"))),
+)
+def test_keys_that_do_not_determine_values_are_cached_with_a_few_more_numbers(
+    checkpoints: CheckpointCache, tmp_path: Path, family: str, variant: str
+) -> None:
+    """Tokens equal those of torch: with biases, rotation, two streams, a prompt, and keys of the first layer."""
+    folder = spoil(checkpoints.copy(tmp_path / "checkpoint", family))
+    manifest = export_model(folder, tmp_path / "bundle", variant=variant).manifest
+    assert manifest.parity is not None and manifest.parity.tokens > 0
+    of_keys = [entry for entry in manifest.guard if entry.wanted in ("k", "first-k")]
+    assert len(of_keys) == len(manifest.layers) * (1 if variant == "slim" else 2)
+    for entry in of_keys:
+        assert entry.kept == entry.wanted and entry.error is not None and entry.error <= entry.allowed
+        layer = manifest.layers[entry.layer]
+        assert entry.keys == (layer.source_keys if entry.part == "source" else layer.generated_keys)
+        assert 0 < entry.keys.few <= manifest.sizes.G * manifest.sizes.K / 4
+        assert entry.condition is None or entry.condition > 1e7
+        assert entry.inverted_condition is not None and entry.inverted_condition < 10
+    if manifest.reads_text:
+        runner = Runner.load(tmp_path / "bundle", threads=1)
+        ids, mask = batch(90, 0, (9, 4))
+        runner.generate(ids, mask, num_beams=3, max_new_tokens=6)
+        run = RunSize(B=2, M=3, N=8 if manifest.sizes.decoder_only else 9, T=1)
+        source, position = plan_bytes(plan_of(manifest), sizes_of(manifest), run)
+        assert runner.cache_bytes[0] == source and runner.cache_bytes[1] % position == 0
+
+
+def test_values_of_keys_and_a_few_more_numbers_are_exact_in_algebra() -> None:
+    generator = np.random.default_rng(0)
+    x, W_K, W_V = (generator.standard_normal(shape) for shape in ((7, 24), (24, 30), (24, 30)))
+    u, s, v = np.linalg.svd(W_K, full_matrices=False)
+    W_K = (u * np.where(np.arange(24) < 20, s, 0)) @ v
+    wide = behind_heads(W_K, few_columns(W_K, 6), 6)
+    np.testing.assert_array_equal(wide.reshape(24, 6, 6)[:, :, :5].reshape(24, 30), W_K)
+    np.testing.assert_allclose(x @ wide @ over_keys(wide, W_V).to_values, x @ W_V, atol=1e-12)
+
+
+def measured(checkpoints: CheckpointCache, folder: Path, family: str, precision: str, **config: Any) -> Any:
+    checkpoint = load_checkpoint(spoil(checkpoints.copy(folder, family, **config)))
+    canonical = traced(checkpoint)
+    wanted = same_for_all(PRESETS["kcache"], canonical.sizes.L, "")
+    return guard(canonical, wanted, calibrate(checkpoint, None), precision)
+
+
+@pytest.mark.parametrize(("precision", "few"), [("fp32", 8), ("fp16", 32), ("bf16", 32)])
+def test_the_guard_takes_the_smallest_r(checkpoints: CheckpointCache, tmp_path: Path, precision: str, few: int) -> None:
+    """A multiple of the heads, and of 8 columns a head in half precision."""
+    sizes = {"d_model": 128, "decoder_attention_heads": 4, "decoder_layers": 1}
+    plan, found = measured(checkpoints, tmp_path / "checkpoint", "bart", precision, **sizes)
+    assert all(result.keys == KeyForm(True, few) and result.kept == "k" for result in found)
+    assert plan == (LayerPlan("k", "k", "", KeyForm(True, few), KeyForm(True, few)),)
+
+
+def test_keys_of_a_norm_stay_alone(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    plan, found = measured(checkpoints, tmp_path / "checkpoint", "olmo2", "fp32")
+    assert {(layer.source, layer.generated) for layer in plan} == {("kv", "kv")}
+    assert all(result.keys == KeyForm() and not result.passes for result in found)
+
+
+def test_prompt_and_generated_part_hold_the_same_numbers(checkpoints: CheckpointCache) -> None:
+    canonical = traced(load_checkpoint(checkpoints("opt")))
+    plan = [LayerPlan("k", "k", "", KeyForm(few=3), KeyForm(few=3))] * canonical.sizes.L
+    rewrite(canonical, plan)
+    plan[1] = replace(plan[1], generated_keys=KeyForm())
+    with pytest.raises(PassError, match="layer 1 caches other numbers of the prompt than of the generated part"):
+        rewrite(canonical, plan)
