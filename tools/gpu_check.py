@@ -58,7 +58,9 @@ SECTIONS: Mapping[str, Kind] = {
     "sanitizer": Kind("compute-sanitizer over the kernels", 5, ("build",)),
     "rates": Kind("bandwidth and matrix rate", 2, ("machine",)),
     "kernels": Kind("the kernels next to their floors and peers", 8, ("build",)),
-    "generate": Kind("whole generations next to transformers", 25, ("build",), keeps=("figure",)),
+    "generate": Kind(
+        "whole generations next to transformers", 25, ("build",), keeps=("Bundles", "Checked", "End to end")
+    ),
     "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",)),
     "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",)),
 }

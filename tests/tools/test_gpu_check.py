@@ -28,7 +28,7 @@ def run(folder, rehearse, seconds):
 """
 BODIES = {
     "machine": "yield 'machine', {'GPU': 'Some | GPU', 'driver': '580'}",
-    "build": "yield 'a | b\\nc'",
+    "build": "import atexit; atexit.register(os.abort); yield 'a | b\\nc'",
     "tests": "print('first'); sys.exit('error: 3 failed')",
     "sanitizer": "sys.exit('skipped: it is not on the PATH')",
     "rates": "subprocess.Popen(['sleep', '600']); print('started', flush=True); time.sleep(600)",
@@ -76,12 +76,12 @@ def state_of(folder: Path, name: str) -> dict[str, Any]:
 def test_every_section_has_an_outcome(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(gpu_check.SECTIONS, "rates", gpu_check.Kind("hangs", 2 / 60))  # type: ignore[index]
+    monkeypatch.setitem(gpu_check.SECTIONS, "rates", gpu_check.Kind("hangs", 2 / 60))
     assert check(folder) == 1
     states = {name: state_of(folder, name) for name in BODIES}
     assert {name: (state["outcome"], state["reason"]) for name, state in states.items()} == {
         "machine": ("passed", ""),
-        "build": ("passed", ""),
+        "build": ("passed", f"killed by SIGABRT; see {folder / 'results' / 'build.log'}"),
         "tests": ("failed", "3 failed"),
         "sanitizer": ("skipped", "it is not on the PATH"),
         "rates": ("timed out", "after 2 s; what it had found is kept"),
@@ -116,7 +116,7 @@ def test_later_sections_join_earlier_ones_in_the_report(folder: Path) -> None:
 
 
 def test_a_section_is_skipped_if_one_that_it_needs_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_check.SECTIONS, "sanitizer", gpu_check.Kind("", 1, ("tests",)))  # type: ignore[index]
+    monkeypatch.setitem(gpu_check.SECTIONS, "sanitizer", gpu_check.Kind("", 1, ("tests",)))
     assert check(folder, "sanitizer", "tests") == 1
     assert state_of(folder, "sanitizer")["reason"] == "tests did not pass"
     assert check(folder, "sanitizer") == 0  # the exit code does not count sections of an earlier call
@@ -124,7 +124,7 @@ def test_a_section_is_skipped_if_one_that_it_needs_failed(folder: Path, monkeypa
 
 def test_a_section_gets_what_it_keeps_of_an_earlier_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_section(folder, "build", "yield 'Kept', {'a': 1}")
-    monkeypatch.setitem(gpu_check.SECTIONS, "build", gpu_check.Kind("", 1, keeps=("Kept",)))  # type: ignore[index]
+    monkeypatch.setitem(gpu_check.SECTIONS, "build", gpu_check.Kind("", 1, keeps=("Kept",)))
     check(folder, "build")
     check(folder, "build", minutes=0.5)
     found = found_by(folder, "build")

@@ -13,7 +13,7 @@ import pytest
 from support.runtimes import session_in_memory
 from tightbeam.export import export_model
 from tools.gpu import sanitizer, step, tests
-from tools.gpu._generate import layout
+from tools.gpu._generate import make
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZED = "========= COMPUTE-SANITIZER\n12 passed, 3 deselected in 50.00s\n========= {}\n"
@@ -90,7 +90,7 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_variant_that_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variant in ("el", "slim"):
-        layout.bundle_folder(tmp_path / "generate", variant, step.PRECISION).mkdir(parents=True)
+        make.bundle_folder(tmp_path / "generate", variant, step.PRECISION).mkdir(parents=True)
     found = []
     with pytest.raises(SystemExit, match="error: a step failed or does what it should not: el, slim"):
         for row in step.run(str(tmp_path), False, 60.0):
@@ -113,9 +113,9 @@ def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.Monkey
     assert next(found) == f"{hangs} did not come to its end: stopped after 3 s"
     monkeypatch.setattr(tests, "SECONDS", 60)
     assert next(found)[1] | {"seconds": 0} == {
-        **{"file": str(warns), "passed": 1, "failed": 0, "skipped": 0, "seconds": 0}  # type: ignore[operator]
+        **{"file": str(warns), "passed": 1, "failed": 0, "skipped": 0, "seconds": 0}
     }
-    assert next(found)[1]["skipped"] == 1  # type: ignore[index]
+    assert next(found)[1]["skipped"] == 1
     assert next(found) == f"skipped in {skips}: no GPU"
     with pytest.raises(SystemExit, match="error: 1 failed"):
         next(found)

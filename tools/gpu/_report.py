@@ -42,7 +42,8 @@ def markdown(found: Mapping[str, list[Any]], machine: Mapping[str, str]) -> str:
     states = [{"section": name, **_merged(rows(each, STATE))} for name, each in found.items()]
     started = min((state.pop("started", "")[:10] for state in states), default="")
     lines = [f"## {machine.get('GPU', 'A machine without a GPU')} ({started})", ""]
-    lines += [", ".join(f"{name} {value}" for name, value in machine.items() if name != "GPU") + ".", ""]
+    said = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "GPU")
+    lines += [f"{said}.", ""] if said else []
     lines += _table(states)
     for name, each in found.items():
         titles = dict.fromkeys(one[0] for one in each if isinstance(one, list))

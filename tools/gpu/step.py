@@ -8,7 +8,9 @@ section "generate".
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tightbeam.deploy import Bundle
+from tightbeam.deploy.runtimes.base import Decoding
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, load_onnxruntime_cuda, placement
-from tools.bench.decode_step import random_source, step_at
-from tools.bench.turns import in_turn
-from tools.gpu._generate.layout import VARIANTS, bundle_folder
+from tools.gpu._generate.case import source_ids
+from tools.gpu._generate.make import VARIANTS, bundle_folder
 from tools.gpu._process import Found, Row, failed, tried
 
 BATCHES, SOURCE, TOKENS, PRECISION = (32, 128), 1024, 30, "fp16"
@@ -136,14 +140,16 @@ def _step(
     own, engine.makes_cuda_graphs = engine.makes_cuda_graphs, captured
     try:
         C = 2 * BEAMS
-        decoding = engine.begin(*random_source(bundle, B, source), BEAMS, tokens + ROUNDS + PROFILED + 5, C)
-        step = step_at(decoding, bundle, B, BEAMS, tokens)
+        ids = source_ids(bundle.manifest.sizes.source_vocabulary, B, source)
+        decoding = engine.begin(ids, np.ones_like(ids), BEAMS, tokens + ROUNDS + PROFILED + 5, C)
+        _set_inputs(decoding, bundle.manifest.sizes.vocabulary, B, tokens)
+        step = decoding.step
         for _ in range(3):  # as it is, captured, launched
             step()
         if captured and not engine.makes_cuda_graphs:
             own = False
             raise RuntimeError("a step could not be captured; the log says why")
-        ms = 1e3 * in_turn({"step": step}, ROUNDS)["step"]
+        ms = 1e3 * statistics.median(timeit.repeat(step, number=1, repeat=ROUNDS))
         events = profiler(lambda: [step() for _ in range(PROFILED)])
     finally:
         engine.makes_cuda_graphs = own
@@ -161,3 +167,21 @@ def _step(
     expected = B * C * CANDIDATE_BYTES
     is_right = nbytes["DtoH"] == PROFILED * expected
     return {**cells, **({} if is_right else {WRONG: f"expected {expected:,} bytes back, the candidates"})}
+
+
+def _set_inputs(decoding: Decoding, vocabulary: int, B: int, T: int) -> None:
+    """The inputs of a step after T tokens, with a random history, and an ancestry of random reorderings."""
+    generator, inputs = np.random.default_rng(T), decoding.inputs
+    inputs["history"][:, :T] = generator.integers(5, vocabulary, (B * BEAMS, T))
+    ancestry = inputs["ancestry"]
+    for t in range(T):
+        parents = generator.integers(0, BEAMS, (B, BEAMS, 1))
+        ancestry[:, :, :t] = np.take_along_axis(ancestry[:, :, :t], parents, axis=1)
+        ancestry[:, :, t] = np.arange(BEAMS)
+    decoding.reserve_banned(1)
+    values = {"positions": T - 1, "lengths": T, "history_lengths": T, "banned": 2, "candidates": 2 * BEAMS}
+    values |= {"normalize": True, "repetition_penalty": 1, "no_repeat_ngram_size": 3}
+    inputs["tokens"][:] = inputs["history"][:, T - 1 : T]
+    inputs["beam_index"][:] = np.arange(B * BEAMS)
+    for name, value in values.items():
+        inputs[name][...] = value
