@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.options import resolve_options
 from support.references.warpers import warpers_of
 from support.searches.hashed_logits import VOCABULARY
 from support.searches.hashed_step import HashedStep, options_of
@@ -21,7 +22,12 @@ from tightbeam.deploy.search.callbacks import NullCallback
 from tightbeam.deploy.search.processors import PROCESSORS, processors_of
 from tightbeam.deploy.search.processors._forms import Ban, Forcing, RowProcessor
 from tightbeam.deploy.search.processors.bans import Tokens, Words
-from tightbeam.deploy.search.processors.forced_tokens import ForcedTokens
+from tightbeam.deploy.search.processors.forced_tokens import (
+    MOST_CACHED,
+    ForcedTokens,
+    _forced_positions,
+    forced_candidates,
+)
 
 MADE_FOR = {
     "no_repeat_ngrams": "NoRepeatNGramLogitsProcessor",
@@ -78,6 +84,17 @@ def test_only_bans_behind_them_outweigh_forced_tokens() -> None:
     assert processors.Processors([Tokens((11,)), forced]).forced(8) == (2, 11)
     assert processors.Processors([forced, Tokens((11,))]).forced(8) == (2,)
     assert processors.Processors([forced, Tokens((11,))]).forced(7) == ()
+
+
+def test_the_cache_of_forced_tokens_is_bounded_by_bytes() -> None:
+    options = resolve_options(
+        {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}, {}, vocab_size=1 << 17, max_positions=9
+    )
+    before = _forced_positions.cache_info().currsize
+    for tokens in (range(3, 9), range(3, 3 + MOST_CACHED)):
+        found = forced_candidates(options, tuple(tokens), np.zeros((1, 1), np.float32))
+        assert found.tokens[0, 0] == 3
+    assert _forced_positions.cache_info().currsize == before + 1
 
 
 class OddTokens(Ban):

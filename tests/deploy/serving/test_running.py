@@ -16,7 +16,8 @@ from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from support.inputs import read_features, transcribe
 from support.serving.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
-from tightbeam.deploy.serving.protocol.messages import Request, Row
+from tightbeam.deploy.serving.protocol.messages import Reading, Report, Request, Row
+from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
 
@@ -371,3 +372,15 @@ def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytes
     (output,) = log.outputs(0)
     assert output.texts == [tokenizer.decode(output.sequences[0], skip_special_tokens=True)]
     assert output.texts == ["".join(token.text for token in said)]
+
+
+def test_long_texts_are_tokenized_while_others_take_steps(bart: Runner) -> None:
+    reports: list[Report] = []
+    running = RunningRequests(bart.model, max_rows=16, stream=False, send=reports.append)
+    for request in (text_request(1, "a town " * 9000, truncate=True), text_request(2, "a town")):
+        running.add(request)
+    while running.active:
+        running.turn()
+    events = [event for report in reports for event in report.events]
+    assert [event.number for event in events if isinstance(event, Reading) and not event.ended] == [1]
+    assert sorted(event.number for event in events if isinstance(event, Row)) == [1, 2]
