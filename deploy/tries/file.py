@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import struct
 import sys
 import zlib
@@ -82,6 +83,8 @@ def read_trie(path: str | os.PathLike[str]) -> Trie:
     """
     try:
         found = os.stat(path)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # reading a pipe could take for ever
+            raise InputError(f"the trie {os.fspath(path)!r} is not a regular file; make one with build-trie")
         return _read(os.path.realpath(path), found.st_ino, found.st_size, found.st_mtime_ns)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         if isinstance(error, InputError):

@@ -177,3 +177,9 @@ def test_a_written_file_follows_the_umask_and_removes_what_a_killed_writer_left(
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(tmp_path.iterdir()) == [being_written, path]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.trie")
+    with pytest.raises(InputError, match="is not a regular file; make one with build-trie"):
+        read_trie(tmp_path / "a.trie")
