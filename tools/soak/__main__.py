@@ -3,7 +3,7 @@
     python -m tools.soak --minutes 30 --seed 1
 
 First half: workers and servers are killed at random times, one worker is killed again and again, and the disk is full
-now and then. Second half: the requests go on without kills, and memory at its beginning is compared with its end.
+now and then. Second half: the requests go on without kills, and memory is measured while no request is open.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from tools.soak.server import Disk, SoakedServer
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "soak"
 CLIENTS = 12
-WARM_UP = 0.2
-"""Part of the second half after which its memory is first measured."""
+MEASURED = (0.2, 0.5, 0.75, 1.0)
+"""Parts of the second half after which memory is measured."""
+Measured = tuple[dict[str, int], int]
+"""Bytes of each process, and open files of all."""
 MOST_GROWTH = 0.02
 LONG_MINUTES = 10.0
 """A run must be this long for its growth to count: caches fill in the first minutes."""
@@ -77,22 +79,17 @@ def _own_mounts() -> None:
             )
 
 
-async def _soak(
-    server: SoakedServer, disk: Disk, clients: Clients, seconds: float, seed: int
-) -> dict[str, tuple[dict[str, int], int]]:
+async def _soak(server: SoakedServer, disk: Disk, clients: Clients, seconds: float, seed: int) -> list[Measured]:
     rng = random.Random(seed)
     running = asyncio.create_task(clients.run(CLIENTS))
     clients.resume()
-    end = time.monotonic() + seconds / 2
-    await _kills(server, disk, clients, end, rng)
-    found = {}
-    begin = time.monotonic()
-    await asyncio.sleep(seconds / 2 * WARM_UP)
-    for name, at in (("beginning", begin + seconds / 2 * WARM_UP), ("end", begin + seconds / 2)):
-        await asyncio.sleep(max(0.0, at - time.monotonic()))
+    await _kills(server, disk, clients, time.monotonic() + seconds / 2, rng)
+    begin, found = time.monotonic(), []
+    for part in MEASURED:
+        await asyncio.sleep(max(0.0, begin + part * seconds / 2 - time.monotonic()))
         await clients.drain()
         await asyncio.sleep(2)
-        found[name] = server.memory(), server.open_files()
+        found.append((server.memory(), server.open_files()))
         clients.resume()
     clients.stop()
     await running
@@ -113,9 +110,9 @@ async def _kills(server: SoakedServer, disk: Disk, clients: Clients, end: float,
             await _new_server(server, clients)
         elif what == "disk":
             disk.fill()
-            for _ in range(3):
+            for _ in range(8):
                 server.kill_worker(rng)
-                await asyncio.sleep(3)
+                await asyncio.sleep(1)
             disk.free()
             server.killed["disk filled"] += 1
         elif what == "storm":
@@ -141,7 +138,7 @@ async def _new_server(server: SoakedServer, clients: Clients) -> None:
 def _report(
     tally: Tally,
     server: SoakedServer,
-    found: dict[str, tuple[dict[str, int], int]],
+    found: list[Measured],
     code: int,
     minutes: float,
     seed: int,
@@ -160,13 +157,12 @@ def _report(
     kills = ", ".join(f"{count} {what}" for what, count in server.killed.items())
     print(f"  kills: {kills}; restarts of workers: {server.restarts:.0f}; exit status {code}")
     print(f"  left behind: {', '.join(server.left_behind) or 'nothing'}")
-    begin, end = (sum(found[name][0].values()) for name in ("beginning", "end"))
-    growth = end / begin - 1
-    files = " and ".join(str(found[name][1]) for name in ("beginning", "end"))
-    print(f"  memory: {begin / 1e6:,.1f} and {end / 1e6:,.1f} MB ({growth:+.1%}); open files: {files}")
-    for name in sorted({*found["beginning"][0], *found["end"][0]}):
-        each = [found[when][0].get(name, 0) / 1e6 for when in ("beginning", "end")]
-        print(f"    {name:28} {each[0]:8.1f} {each[1]:8.1f}")
+    totals = [sum(memory.values()) for memory, _ in found]
+    growth = totals[-1] / totals[0] - 1
+    print(f"  memory: {', '.join(f'{total / 1e6:,.1f}' for total in totals)} MB ({growth:+.1%})")
+    print(f"  open files: {', '.join(str(files) for _, files in found)}")
+    for name in sorted({name for memory, _ in found for name in memory}):
+        print(f"    {name:28}", *(f"{memory.get(name, 0) / 1e6:8.1f}" for memory, _ in found))
     for reason, count in tally.reasons.most_common(60):
         print(f"    {count:6,} {reason}")
     faults = [f"{counts[name]} {name}" for name in ("lost", "wrong", "defects") if counts[name]]

@@ -114,6 +114,8 @@ class Clients:
     async def _client(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         while not self._stopped:
             await self._go.wait()
+            if self._stopped:
+                return
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             ask = hostile_request(rng) if kind == "hostile" else rng.choice(self._good)
             if kind == "unread":
