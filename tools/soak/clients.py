@@ -112,7 +112,7 @@ class Clients:
         self._go.set()
 
     async def _client(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
-        while not self._stopped:
+        while True:
             await self._go.wait()
             if self._stopped:
                 return
