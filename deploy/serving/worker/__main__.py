@@ -89,19 +89,30 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
         end = time.monotonic() + READ_SECONDS
         while not running.active or time.monotonic() < end:
             with _pipe():
-                if running.active and not backend.poll(0):
-                    break
-                message = backend.recv()
-            if isinstance(message, Shutdown):
+                waits = not running.active or backend.poll(0)
+            if not waits:
+                break
+            if _take(_received(backend), running):
                 return
-            if isinstance(message, Cancel):
-                running.cancel(message.number)
-            elif isinstance(message, Requests):
-                for request in message.requests:
-                    running.add(request)
             if not running.active:  # it was refused or cancelled
                 running.report()
         running.turn()
+
+
+def _received(backend: Connection) -> Requests | Cancel | Shutdown:
+    with _pipe():
+        message: Requests | Cancel | Shutdown = backend.recv()
+    return message
+
+
+def _take(message: Requests | Cancel | Shutdown, running: RunningRequests) -> bool:
+    """Handle a message, which no variable keeps in memory until the next one. Returns True for `Shutdown`."""
+    if isinstance(message, Cancel):
+        running.cancel(message.number)
+    elif isinstance(message, Requests):
+        for request in message.requests:
+            running.add(request)
+    return isinstance(message, Shutdown)
 
 
 @contextmanager

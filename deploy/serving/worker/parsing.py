@@ -85,12 +85,14 @@ class ParsingThreads:
 
     def _run(self) -> None:
         while True:
-            job = self._given.get()
-            if job not in self._open:
-                continue
-            try:
-                self._on_reading(job.number)
-                job.outcome = job.work()
-            except Exception as error:  # a defect must not end the thread
-                job.outcome = error
-            self._done.put(job)
+            self._do(self._given.get())  # a job in a variable of this loop would stay in memory until the next one
+
+    def _do(self, job: Job) -> None:
+        if job not in self._open:
+            return
+        try:
+            self._on_reading(job.number)
+            job.outcome = job.work()
+        except Exception as error:  # a defect must not end the thread
+            job.outcome = error
+        self._done.put(job)

@@ -1,0 +1,67 @@
+"""Threads and the loop of a worker keep no request in memory that is done."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.serving.served import until
+from support.serving.triton_requests import text_request
+from tightbeam.deploy.serving.protocol.messages import Requests, Server, Shutdown, WorkerSettings
+from tightbeam.deploy.serving.worker import __main__ as worker_main
+from tightbeam.deploy.serving.worker.parsing import Job, ParsingThreads
+
+
+def is_gone(reference: weakref.ref[Any] | None) -> bool:
+    gc.collect()
+    return reference is not None and reference() is None
+
+
+def test_a_thread_keeps_no_job() -> None:
+    threads = ParsingThreads()
+    job = Job(1, lambda: bytes(10), lambda outcome: None)
+    reference = weakref.ref(job)
+    threads.put(job)
+    del job
+    assert [taken.outcome for taken in threads.take(30)] == [bytes(10)]
+    until(lambda: is_gone(reference), 5)
+
+
+def test_the_loop_keeps_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Running:
+        active = False
+        seen: weakref.ref[Any] | None = None
+
+        def __init__(self, *arguments: object, **named: object) -> None:
+            pass
+
+        def add(self, request: Any) -> None:
+            Running.seen = weakref.ref(request)
+
+        def report(self) -> None:
+            pass
+
+    monkeypatch.setattr(worker_main, "RunningRequests", Running)
+    server = Server(pid=1, url="", model="m", region="")
+    settings = WorkerSettings(
+        bundle=str(tmp_path), engine="", threads=1, device=None, max_rows=1, stream=False, server=server
+    )
+    sockets = socketpair()
+    ours, theirs = (Connection(each.detach()) for each in sockets)
+    runner: Any = SimpleNamespace(model=None)
+    thread = threading.Thread(target=worker_main._run, args=(runner, theirs, settings))
+    thread.start()
+    ours.send(Requests((text_request(1, "a town"),)))
+    try:
+        until(lambda: is_gone(Running.seen), 5)
+    finally:
+        ours.send(Shutdown())
+        thread.join()
