@@ -68,72 +68,46 @@ SHAPES = {
 }
 MARIAN_PAD = 58100
 """The last token of Marian's vocabulary, which starts a sequence too and has an embedding of zeros."""
+TOKENS: dict[str, dict[str, int]] = {
+    BART: {
+        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+        **{"decoder_start_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2},
+    },
+    LLAMA: {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+    MARIAN: {
+        **{"pad_token_id": MARIAN_PAD, "decoder_start_token_id": MARIAN_PAD},
+        **{"eos_token_id": 0, "forced_eos_token_id": 0},
+    },
+    T5: {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    WHISPER: {"bos_token_id": 50257, "pad_token_id": 50257, "eos_token_id": 50257, "decoder_start_token_id": 50258},
+}
+"""The special tokens of config and generation config."""
 FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     BART: {"max_position_embeddings": 1024, "activation_function": "gelu"},
     LLAMA: {
-        "max_position_embeddings": 8192,
-        "rope_theta": 100_000.0,
-        "rms_norm_eps": 1e-5,
-        "initializer_range": 0.041666666666666664,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
+        **{"max_position_embeddings": 8192, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5},
+        **{"initializer_range": 0.041666666666666664, "tie_word_embeddings": True},
     },
-    MARIAN: {
-        "max_position_embeddings": 512,
-        "activation_function": "swish",
-        "scale_embedding": True,
-        "pad_token_id": MARIAN_PAD,
-        "decoder_start_token_id": MARIAN_PAD,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-    },
-    T5: {"n_positions": 512, "decoder_start_token_id": 0},
-    WHISPER: {
-        "activation_function": "gelu",
-        "pad_token_id": 50257,
-        "bos_token_id": 50257,
-        "eos_token_id": 50257,
-        "decoder_start_token_id": 50258,
-    },
+    MARIAN: {"max_position_embeddings": 512, "activation_function": "swish", "scale_embedding": True},
+    T5: {"n_positions": 512},
+    WHISPER: {"activation_function": "gelu"},
 }
 GENERATION: dict[str, dict[str, Any]] = {
     BART: {
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-        "forced_bos_token_id": 0,
-        "forced_eos_token_id": 2,
-        "num_beams": 4,
-        "no_repeat_ngram_size": 3,
-        "length_penalty": 2.0,
-        "early_stopping": True,
-        "min_length": 56,
-        "max_length": 142,
+        **TOKENS[BART],
+        **{"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "early_stopping": True},
+        **{"min_length": 56, "max_length": 142},
     },
-    LLAMA: {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "max_length": 2048},
+    LLAMA: {**TOKENS[LLAMA], "max_length": 2048},
     MARIAN: {
-        "bos_token_id": 0,
-        "pad_token_id": MARIAN_PAD,
-        "eos_token_id": 0,
-        "decoder_start_token_id": MARIAN_PAD,
-        "forced_eos_token_id": 0,
-        "bad_words_ids": [[MARIAN_PAD]],
-        "num_beams": 4,
-        "max_length": 512,
+        **TOKENS[MARIAN],
+        **{"bos_token_id": 0, "bad_words_ids": [[MARIAN_PAD]], "num_beams": 4, "max_length": 512},
     },
-    T5: {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "num_beams": 4, "max_length": 200},
+    T5: {**TOKENS[T5], "num_beams": 4, "max_length": 200},
     WHISPER: {
-        "bos_token_id": 50257,
-        "pad_token_id": 50257,
-        "eos_token_id": 50257,
-        "decoder_start_token_id": 50258,
-        "is_multilingual": True,
-        "lang_to_id": {"<|en|>": 50259},
-        "task_to_id": {"transcribe": 50359, "translate": 50358},
-        "no_timestamps_token_id": 50363,
+        **TOKENS[WHISPER],
+        **{"is_multilingual": True, "lang_to_id": {"<|en|>": 50259}},
+        **{"task_to_id": {"transcribe": 50359, "translate": 50358}, "no_timestamps_token_id": 50363},
         "max_length": 448,
     },
 }
@@ -167,7 +141,8 @@ def main(
     )
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[sizes.family]
-    config = config_class(vocab_size=sizes.vocab_size, **_widths(sizes), **FAMILY_FIELDS[sizes.family])
+    fields = {**_widths(sizes), **TOKENS[sizes.family], **FAMILY_FIELDS[sizes.family]}
+    config = config_class(vocab_size=sizes.vocab_size, **fields)
     if sizes.family == WHISPER:
         config.num_mel_bins = sizes.mels
     model = model_class(config)

@@ -28,8 +28,7 @@ from tightbeam.deploy.console import command_line, say
 from tightbeam.graph_passes import PRESETS
 from tools.bench.peers.environments import is_installed
 from tools.real_check.check import Options, check
-from tools.real_check.errors import CheckError
-from tools.real_check.inputs import read_inputs
+from tools.real_check.inputs import CheckError, read_inputs
 from tools.real_check.table import as_markdown
 
 HELP = "Try any checkpoint on real inputs, in every variant and precision, beside torch and other engines."

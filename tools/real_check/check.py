@@ -14,16 +14,15 @@ from tightbeam.deploy.model.bundle_facts import cache_bytes, workload_of
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.errors import ExportError, first_line
 from tools.real_check.bundle_side import by_bundle
-from tools.real_check.errors import CheckError
-from tools.real_check.exports import Export, Form, export_all, findings, forms_of
-from tools.real_check.inputs import inputs_of
+from tools.real_check.exports import Form, Quality, Result, export_all, findings, forms_of
+from tools.real_check.inputs import CheckError, inputs_of
 from tools.real_check.measures import perplexity, word_error_rate
-from tools.real_check.outcome import WINDOWED, Counts, Outcome, equal
+from tools.real_check.outcome import WINDOWED, Outcome, equal
 from tools.real_check.speed import BATCH, OURS, Speed, engines_of, measure
 from tools.real_check.task import BEAMS, GREEDY, SETTINGS, Task, task_of
 from tools.real_check.torch_side import by_torch, is_tie
 
-__all__ = ["Options", "Quality", "Report", "Result", "check"]
+__all__ = ["Options", "Report", "check"]
 
 MB = 1_000_000
 
@@ -50,54 +49,6 @@ class Options:
     threads: int
     environments: Path
     work: Path
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How good texts are.
-
-    Attributes
-    ----------
-    word_errors : dict of str to float
-        Word error rates by name of a setting; empty if no outputs are expected.
-    perplexity : float or None
-        None if nothing was scored.
-    languages : int or None
-        Windows whose language the model found by itself; None if it chooses none.
-    """
-
-    word_errors: dict[str, float]
-    perplexity: float | None
-    languages: int | None
-
-
-@dataclass
-class Result:
-    """A form of a checkpoint: its export, what its guards found, and how it compares with torch.
-
-    Attributes
-    ----------
-    error : str
-        Why it could not be exported or run; "" if it could.
-    refused : bool
-        A guard refused the form, as it has to.
-    seconds : float
-        Time of the export.
-    disk_mb, cache_mb : float
-        Bytes of the bundle's files; of both caches for 8 of the longest rows with 4 beams.
-    counts : dict of str to Counts
-        By name of a setting.
-    """
-
-    form: Form
-    error: str
-    refused: bool
-    seconds: float
-    found: str = ""
-    disk_mb: float = 0
-    cache_mb: float = 0
-    counts: dict[str, Counts] = field(default_factory=dict)
-    quality: Quality | None = None
 
 
 @dataclass
@@ -188,38 +139,37 @@ def check(name: str, inputs: Path | None, options: Options) -> Report:
     shutil.rmtree(work, ignore_errors=True)  # what was converted from the weights of an earlier run
     work.mkdir(parents=True)
     forms = forms_of(checkpoint.sizes, options.variants, options.precisions)
-    exports = []
-    for export in export_all(name, forms, work):
-        report.results.append(_result(task, expected, export, options.threads))
-        exports.append(export)
-        say(f"{checkpoint.name}: {export.form.name} exported and compared")
+    for result in export_all(name, forms, work):
+        _compare(task, expected, result, options.threads)
+        report.results.append(result)
+        say(f"{checkpoint.name}: {result.form.name} exported and compared")
     if options.rounds:
-        engines = engines_of(task, exports, options.environments, work)
+        engines = engines_of(task, report.results, options.environments, work)
         say(f"{checkpoint.name}: measuring {len(engines)} engines in turn")
         report.speeds = measure(task, engines, options.environments, work, options.rounds, options.threads)
     return report
 
 
-def _result(task: Task, expected: Outcome, export: Export, threads: int) -> Result:
-    result = Result(export.form, export.error, export.refused, export.seconds)
-    if export.bundle is None:
-        return result
-    manifest = export.bundle.manifest
+def _compare(task: Task, expected: Outcome, result: Result, threads: int) -> None:
+    """Add to the result of an export what its bundle is like."""
+    bundle = result.bundle
+    if bundle is None:
+        return
+    manifest = bundle.manifest
     result.found = findings(manifest)
     result.disk_mb = sum(entry.bytes for entry in manifest.files()) / MB
-    result.cache_mb = _cache_mb(task, export.bundle)
+    result.cache_mb = _cache_mb(task, bundle)
     try:
-        outcome = by_bundle(task, export.bundle, threads)
+        outcome = by_bundle(task, bundle, threads)
     except ValueError as error:  # every error of a bundle that is loaded or run
         result.error = str(error)
-        return result
+        return
 
     def tie(name: str, index: int, sequence: list[int]) -> bool:
-        return export.form.is_exact and is_tie(task, name, index, sequence)
+        return result.form.is_exact and is_tie(task, name, index, sequence)
 
     result.counts = equal(outcome, expected, tie)
     result.quality = _quality(task, outcome)
-    return result
 
 
 def _cache_mb(task: Task, bundle: Bundle) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightbeam.deploy import Bundle, BundleError
@@ -16,9 +16,10 @@ from tightbeam.export.choice import DEFAULT
 from tightbeam.export.errors import InexactError
 from tightbeam.graph_passes import PassError, presets_of
 from tightbeam.graph_passes.model import Sizes
+from tools.real_check.outcome import Counts
 from tools.shared_steps import shared_steps
 
-__all__ = ["Export", "Form", "export_all", "findings", "forms_of"]
+__all__ = ["Form", "Quality", "Result", "export_all", "findings", "forms_of"]
 
 
 @dataclass(frozen=True)
@@ -62,26 +63,54 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Export:
-    """A form of a checkpoint, exported or refused.
+class Quality:
+    """How good texts are.
 
     Attributes
     ----------
-    bundle : Bundle or None
-        None if the export failed.
+    word_errors : dict of str to float
+        Word error rates by name of a setting; empty if no outputs are expected.
+    perplexity : float or None
+        None if nothing was scored.
+    languages : int or None
+        Windows whose language the model found by itself; None if it chooses none.
+    """
+
+    word_errors: dict[str, float]
+    perplexity: float | None
+    languages: int | None
+
+
+@dataclass
+class Result:
+    """A form of a checkpoint: its export, what its guards found, and how it compares with torch.
+
+    Attributes
+    ----------
     error : str
-        Why it failed; "" if it did not.
+        Why it could not be exported or run; "" if it could.
     refused : bool
         A guard refused the form, as it has to.
     seconds : float
         Time of the export, with its comparison with torch. The first export's has the trace, too.
+    bundle : Bundle or None
+        None if the export failed.
+    disk_mb, cache_mb : float
+        Bytes of the bundle's files; of both caches for 8 of the longest rows with 4 beams.
+    counts : dict of str to Counts
+        By name of a setting.
     """
 
     form: Form
-    bundle: Bundle | None
     error: str
     refused: bool
     seconds: float
+    bundle: Bundle | None = None
+    found: str = ""
+    disk_mb: float = 0
+    cache_mb: float = 0
+    counts: dict[str, Counts] = field(default_factory=dict)
+    quality: Quality | None = None
 
 
 def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -> list[Form]:
@@ -94,7 +123,7 @@ def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -
     return forms
 
 
-def export_all(checkpoint: str, forms: Sequence[Form], folder: Path) -> Iterator[Export]:
+def export_all(checkpoint: str, forms: Sequence[Form], folder: Path) -> Iterator[Result]:
     """Export a checkpoint in each form; one that fails does not end the others."""
     with shared_steps("trace", "make_reference"):
         for form in forms:
@@ -112,7 +141,7 @@ def export_all(checkpoint: str, forms: Sequence[Form], folder: Path) -> Iterator
             except (ExportError, PassError, BundleError) as failed:
                 error, refused = str(failed), isinstance(failed, InexactError)
                 say(f"{checkpoint}, {form.name}: the export failed: {error}")
-            yield Export(form, bundle, error, refused, time.perf_counter() - start)
+            yield Result(form, error, refused, time.perf_counter() - start, bundle)
 
 
 def findings(manifest: Manifest) -> str:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightbeam.export.checkpoint.resolve import DEMO_FOLDER
-from tools.real_check.errors import CheckError
 
-__all__ = ["RealInputs", "Recording", "folder_beside", "inputs_of", "read_inputs"]
+__all__ = ["CheckError", "RealInputs", "Recording", "folder_beside", "inputs_of", "read_inputs"]
 
 LINES, REFERENCES, TEXT = "lines.txt", "references.txt", "text.txt"
 FORM = f"expected {LINES}, or recordings NAME.wav with NAME.txt"
+
+
+class CheckError(ValueError):
+    """Inputs or options that cannot be used; the message says what was wrong, what was expected, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,6 @@ def folder_beside(checkpoint: Path) -> Path:
 
 
 def _recording(path: Path) -> Recording:
-    _check_is_file(path)
     said, language = path.with_suffix(".txt"), path.with_suffix(".language")
     if not said.exists():
         raise CheckError(f"{path} has no transcription; expected it in {said.name}; write what is said there")
@@ -113,7 +115,6 @@ def _lines(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> str:
-    _check_is_file(path)
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -122,9 +123,3 @@ def _read(path: Path) -> str:
     if not text:
         raise CheckError(f"{path} is empty; expected text; write some, or delete the file")
     return text
-
-
-def _check_is_file(path: Path) -> None:
-    """Raise CheckError for a folder, and for a pipe, which would be waited for."""
-    if not path.is_file():
-        raise CheckError(f"{path} cannot be read: it is not a file; expected a file; remove it, or write one")

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from tools.bench.memory import Usage, usage_of
-from tools.bench.peers.environments import OWN, is_installed, python_of
-from tools.bench.peers.errors import PeerError
+from tools.bench.peers.environments import OWN, PeerError, is_installed, python_of
 from tools.bench.peers.jobs import RECORDING, TEXT
 from tools.bench.peers.peer import Peer, convert
-from tools.real_check.exports import Export
+from tools.real_check.exports import Result
 from tools.real_check.measures import word_error_rate
 from tools.real_check.task import BEAMS, GREEDY, SETTINGS, Rows, Task
 
@@ -111,14 +110,14 @@ class Speed:
     error: str = ""
 
 
-def engines_of(task: Task, exports: Sequence[Export], environments: Path, work: Path) -> list[Engine]:
+def engines_of(task: Task, results: Sequence[Result], environments: Path, work: Path) -> list[Engine]:
     """The engines that can run a checkpoint, of those that are installed, transformers first.
 
     Half precision, which the CPU has no products of, is timed in the default variant alone.
     """
     family, path = task.checkpoint.family.model_type, task.checkpoint.path
     engines = [Engine(REFERENCE, "", "", REFERENCE, "fp32", OWN, path)]
-    for each in exports:
+    for each in results:
         if each.bundle is not None and each.form.is_timed:
             precision = each.form.precision_label
             engines.append(Engine(OURS, precision, each.form.variant, "tightbeam", "", OWN, each.bundle.path))

@@ -9,7 +9,8 @@ from os import cpu_count
 from tightbeam.deploy.console import counted
 from tightbeam.export.choice import DEFAULT
 from tools.bench.peers.table import processor
-from tools.real_check.check import Quality, Report, Result
+from tools.real_check.check import Report
+from tools.real_check.exports import Quality, Result
 from tools.real_check.outcome import WINDOWED, Counts
 from tools.real_check.speed import ALONE, OURS, REFERENCE, TOGETHER, Speed
 from tools.real_check.task import BEAMS

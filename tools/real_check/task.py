@@ -14,8 +14,7 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.inputs.audio_files import read_audio
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
-from tools.real_check.errors import CheckError
-from tools.real_check.inputs import RealInputs, Recording
+from tools.real_check.inputs import CheckError, RealInputs, Recording
 
 __all__ = ["BEAMS", "GREEDY", "SAMPLING", "SETTINGS", "Scored", "Task", "task_of"]
 

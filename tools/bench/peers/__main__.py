@@ -30,9 +30,8 @@ from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.console import command_line, say
 from tightbeam.export.errors import ExportError
 from tools.bench.peers.contenders import CONTENDERS, EXACT, Place
-from tools.bench.peers.environments import ENVIRONMENTS
+from tools.bench.peers.environments import ENVIRONMENTS, PeerError
 from tools.bench.peers.environments import install as install_environment
-from tools.bench.peers.errors import PeerError
 from tools.bench.peers.jobs import DEMO, RECORDING, SOURCES, Job, demo_job, random_job, task_of
 from tools.bench.peers.measure import measure
 from tools.bench.peers.results import Group, Results

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.bench.peers import peer
-from tools.bench.peers.environments import OWN, python_of
-from tools.bench.peers.errors import PeerError
+from tools.bench.peers.environments import OWN, PeerError, python_of
 from tools.bench.peers.jobs import DEMO, DEMO_CHECKPOINT, RECORDING, SPEECH, TEXT
 from tools.make_checkpoint import main as make_checkpoint
 

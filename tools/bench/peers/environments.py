@@ -7,9 +7,7 @@ import sys
 import venv
 from pathlib import Path
 
-from tools.bench.peers.errors import PeerError
-
-__all__ = ["ENVIRONMENTS", "OWN", "install", "is_installed", "python_of"]
+__all__ = ["ENVIRONMENTS", "OWN", "PeerError", "install", "is_installed", "python_of"]
 
 OWN = "own"
 """The environment that this runs in, which has Tightbeam."""
@@ -32,6 +30,10 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 UNWANTED = {"openvino": "torchvision"}
 """A requirement of optimum-intel that only models of images use, and whose CUDA build stops transformers' imports."""
 STAMP = "installed.txt"
+
+
+class PeerError(Exception):
+    """A peer that is missing, that fails, or whose tokens are wrong."""
 
 
 def is_installed(root: Path, name: str) -> bool:

@@ -6,29 +6,17 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any, Protocol
 
 from tools.bench.peers.contenders import EXACT
-from tools.bench.peers.errors import PeerError
+from tools.bench.peers.environments import PeerError
 from tools.bench.peers.jobs import SHORT, Job
+from tools.bench.peers.peer import Peer
 from tools.bench.peers.results import Cell, Group, Record, Results
 
-__all__ = ["Engine", "measure"]
+__all__ = ["measure"]
 
 WARM_UP = 8
 """Samples that warm an engine up, at most."""
-
-
-class Engine(Protocol):
-    """A started engine (`peer.Peer`)."""
-
-    loaded: dict[str, Any]
-
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Run a job."""
-
-    def close(self) -> None:
-        """End the process."""
 
 
 def measure(
@@ -36,7 +24,7 @@ def measure(
     engines: Sequence[str],
     rounds: int,
     results: Results,
-    start: Callable[[str], Engine],
+    start: Callable[[str], Peer],
     say: Callable[[str], None],
 ) -> None:
     """Measure what is missing of all cells.
@@ -63,7 +51,7 @@ def measure(
         An engine fails, or Tightbeam's tokens in float32 are not those of transformers; that run is not recorded.
     """
     with ExitStack() as stack:
-        started: dict[str, Engine] = {}
+        started: dict[str, Peer] = {}
         for group, job in groups:
             warm: set[str] = set()
             for number in range(1, rounds + 1):
@@ -86,7 +74,7 @@ def measure(
                     say(f"{where}: {name} {record.seconds[-1]:.2f} s, {same} of {compared} sequences equal")
 
 
-def _record(group: Group, job: Job, name: str, engine: Engine) -> Record:
+def _record(group: Group, job: Job, name: str, engine: Peer) -> Record:
     load = os.getloadavg()[0]
     found = [engine.run(job.message(group.batch, length)) for length in job.lengths]
     return Record(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tightbeam.deploy.runtimes.process import with_huge_pages
-from tools.bench.peers.errors import PeerError
+from tools.bench.peers.environments import PeerError
 
 __all__ = ["Peer", "convert"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.bench.peers.contenders import CONTENDERS, FLOOR, REFERENCE
-from tools.bench.peers.errors import PeerError
+from tools.bench.peers.environments import PeerError
 from tools.bench.peers.jobs import SHORT
 
 __all__ = ["Cell", "Figures", "Group", "Record", "Results"]
@@ -72,7 +72,6 @@ class Figures:
     least_s: float
     most_s: float
     samples: int
-    tokens: int
     features_ms: float | None
     encoder_s: float | None
     step_ms: float | None
@@ -183,7 +182,6 @@ class Results:
             least_s=min(whole),
             most_s=max(whole),
             samples=len(tokens) or group.batch,
-            tokens=sum(map(len, tokens)),
             features_ms=features_ms,
             encoder_s=encoder_s,
             step_ms=step_ms,

@@ -41,10 +41,6 @@ class Level:
     keys: bool = False
     tied: bool = False
 
-    @property
-    def exact(self) -> bool:
-        return not (self.keys or self.tied)
-
 
 LEVELS: dict[str, Level] = {
     "light": Level("half of the outliers' size; exact", strength=0.5),
