@@ -291,9 +291,7 @@ def _lower_precision(export: _Export) -> None:
     if precision == "int8":
         _guard_products(export)
     forms = forms_of(export.products)
-    graphs, results = to_precision(
-        export.graphs, precision, forms, cache_precision=cache_precision, screened=export.options.screen_logits
-    )
+    graphs, results = to_precision(export.graphs, precision, forms, cache_precision=cache_precision)
     is_float32 = precision == "fp32" and cache_precision is None
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs

@@ -12,8 +12,8 @@
     skip_small_weights  if asked for: not exact
     move_scales         for int8, with scales that the export chooses on real rows
     to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
-                        normalize_rows for int8, linear, flat_rows, screen_head if asked for, and quantize_source for
-                        an int8 source cache, else prompt_parts: half precision and integers are not exact
+                        normalize_rows for int8, linear, flat_rows, and quantize_source for an int8 source cache,
+                        else prompt_parts: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
                         on the written messages, to_plugin_nodes
 
@@ -44,7 +44,6 @@ from tightbeam.graph_passes.precision.lower_precision import lower_precision
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
-from tightbeam.graph_passes.precision.screen_head import screen_head
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
@@ -120,12 +119,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 
 
 def to_precision(
-    graphs: ModelGraphs,
-    precision: str,
-    forms: Mapping[str, str] = NO_FORMS,
-    *,
-    cache_precision: str | None = None,
-    screened: bool = False,
+    graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
 ) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs in a precision; in float32 and int8 with the operators of CPUs.
 
@@ -139,21 +133,17 @@ def to_precision(
         Forms of single products in int8 (``quantize``).
     cache_precision
         "int8" for a source cache in int8, with "fp32" and "int8".
-    screened
-        Screen the logits of greedy steps, with "fp32".
 
     Raises
     ------
     PassError
-        For a weight beyond the range of the precision, a source cache that cannot be int8, and logits that cannot be
-        screened.
+        For a weight beyond the range of the precision, and for a source cache that cannot be int8.
     """
     if precision not in ("fp32", "int8"):
         return _run(_precision_passes(precision), graphs)
     integers: list[Pass] = [partial(quantize, forms=forms), normalize_rows] if precision == "int8" else []
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
-    screens: list[Pass] = [screen_head] if screened else []
-    return _run([*passes, *screens, prompt_parts if cache_precision is None else quantize_source], graphs)
+    return _run([*passes, prompt_parts if cache_precision is None else quantize_source], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -1,10 +1,12 @@
-"""Serving of a bundle with Triton Inference Server.
+"""Serving of bundles, with Triton Inference Server or with the HTTP server of this package.
 
     command.py         triton-repo: bundle -> model repository, which repository/ writes
     local_command.py   serve-local: a server on this machine (server/) for a repository
     model.py           the file of a repository that Triton's Python backend loads; it calls backend/
-    backend/           in Triton's process: requests to the worker (dispatcher.py), which worker_process.py starts and
-                       stops; its events to responses (responses.py) and metrics (metrics.py)
+    backend/           Triton's front: its requests, responses and metrics
+    http/              the front of serve-model: endpoints of OpenAI and LibreTranslate
+    dispatch/          in the front's process: requests to the worker (dispatcher.py), which worker_process.py starts
+                       and stops
     worker/            a process of its own, which holds the model: requests.py checks each request, in threads of
                        parsing.py if it has files; running.py runs them together; watchdog.py asks the server to reload
                        the model if the backend is killed

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from tightbeam.deploy.generation import fields
-from tightbeam.deploy.serving.backend import metrics
+from tightbeam.deploy.serving.dispatch import metrics
 from tightbeam.export.option import settings_of
 from tightbeam.plugins.ops import OPERATORS
 from tightbeam.plugins.schema import FLOAT

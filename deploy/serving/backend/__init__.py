@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.serving.backend.dispatcher import Dispatcher
-from tightbeam.deploy.serving.backend.metrics import Metrics
-from tightbeam.deploy.serving.backend.responses import Responder
-from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker
+from tightbeam.deploy.serving.backend.metrics import triton_metrics
+from tightbeam.deploy.serving.backend.responses import TritonResponder
+from tightbeam.deploy.serving.dispatch.dispatcher import Dispatcher
+from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess, threads_per_worker
 from tightbeam.deploy.serving.protocol.messages import Request, Server, WorkerSettings
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, ENGINE, MAX_ROWS, URL, URL_VARIABLE
 
@@ -53,19 +53,19 @@ class Backend:
         self._triton, self._folder = triton, arguments["model_repository"]
         self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         try:
-            worker = WorkerProcess(_settings(arguments, config, stream=self._stream))
+            worker = WorkerProcess(_settings(arguments, config))
         except WorkerError as error:
             raise triton.TritonModelException(str(error)) from None
         self._cold = bool(config.get("model_warmup"))
         labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
         most = max(1, int(config["max_batch_size"]))
         deadline_s = float(config["parameters"].get(DEADLINE, {}).get("string_value", DEFAULT_DEADLINE_S))
-        self._dispatcher = Dispatcher(worker, most, Metrics(triton, labels, most).add, deadline_s)
+        self._dispatcher = Dispatcher(worker, most, triton_metrics(triton, labels, most).add, deadline_s)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Send requests to the worker. Waits if a whole batch of requests waits there already."""
         responders = [
-            Responder(request, self._triton, stream=self._stream, folder=self._folder) for request in requests
+            TritonResponder(request, self._triton, stream=self._stream, folder=self._folder) for request in requests
         ]
         self._dispatcher.submit(responders, self._warm_up if self._cold else lambda request: request)
         self._cold = False  # the warm-up request comes before any client's
@@ -79,7 +79,7 @@ class Backend:
         self._dispatcher.close()
 
 
-def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool) -> WorkerSettings:
+def _settings(arguments: dict[str, str], config: dict[str, Any]) -> WorkerSettings:
     parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
     gpu = arguments["model_instance_kind"] == "GPU"
     instances = sum(group["count"] for group in config["instance_group"])
@@ -89,7 +89,6 @@ def _settings(arguments: dict[str, str], config: dict[str, Any], *, stream: bool
         threads=None if gpu else threads_per_worker(instances),
         device=int(arguments["model_instance_device_id"]) if gpu else None,
         max_rows=int(parameters[MAX_ROWS]),
-        stream=stream,
         server=Server(
             pid=os.getppid(),
             url=os.environ.get(URL_VARIABLE, parameters[URL]),

@@ -1,39 +1,16 @@
-"""Metrics of a model for Prometheus, in addition to Triton's own (queue, requests, failures)."""
+"""The metrics of a model as Triton reports them, in addition to its own (queue, requests, failures)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tightbeam.deploy.serving.backend.responses import Outcome
-from tightbeam.deploy.serving.protocol.messages import Stats
+from tightbeam.deploy.serving.dispatch.metrics import COUNTERS, GAUGES, Metrics
 
-__all__ = ["COUNTERS", "GAUGES", "Metrics"]
-
-COUNTERS = {
-    "tightbeam_tokens_total": "Tokens in the sequences returned",
-    "tightbeam_prefills_total": "Runs of the encoder, or over prompts",
-    "tightbeam_samples_total": "Samples in them",
-    "tightbeam_steps_total": "Decoder steps",
-    "tightbeam_sample_steps_total": "Samples in the steps; by tightbeam_steps_total, the batch fill",
-    "tightbeam_prefill_seconds_total": "Seconds in the encoder, or over prompts",
-    "tightbeam_step_seconds_total": "Seconds in decoder steps",
-    "tightbeam_refused_total": "Requests that cannot be run: invalid, or with unsupported settings",
-    "tightbeam_failed_total": "Valid requests that failed: an error of the model or the server",
-    "tightbeam_cancelled_total": "Requests that were cancelled before their end",
-    "tightbeam_restarts_total": "Times that the process which generates ended and was started again",
-}
-GAUGES = {
-    "tightbeam_tokens_per_second": "Tokens in the sequences returned, by second of work, when sequences ended last",
-    "tightbeam_batch_fill": "Samples in a step, by the largest batch that Triton makes, when the model ran last",
-}
-
-REPORTED: tuple[Outcome, ...] = ("refused", "failed", "cancelled")
-"""Outcomes that have a counter."""
+__all__ = ["triton_metrics"]
 
 
-class Metrics:
-    """The metrics of one model.
+def triton_metrics(triton: Any, labels: dict[str, str], max_batch_size: int) -> Metrics:
+    """Register the metrics of one model.
 
     Parameters
     ----------
@@ -44,32 +21,23 @@ class Metrics:
     max_batch_size
         The largest batch that Triton makes.
     """
+    made = {}
+    for kind, names in ((triton.MetricFamily.COUNTER, COUNTERS), (triton.MetricFamily.GAUGE, GAUGES)):
+        for name, text in names.items():
+            family = triton.MetricFamily(name=name, description=text, kind=kind)
+            made[name] = family, family.Metric(labels=labels)  # Triton drops the metrics of a family that is freed
+    counters = {name: _Held(*made[name]).increment for name in COUNTERS}
+    return Metrics(counters, {name: _Held(*made[name]).set for name in GAUGES}, max_batch_size)
 
-    def __init__(self, triton: Any, labels: dict[str, str], max_batch_size: int) -> None:
-        self._largest = max_batch_size
-        self._seconds = 0.0  # of work since sequences ended
-        kinds = {name: triton.MetricFamily.COUNTER for name in COUNTERS}
-        kinds |= {name: triton.MetricFamily.GAUGE for name in GAUGES}
-        self._families = {  # held as long as the metrics, which need them
-            name: triton.MetricFamily(name=name, description=text, kind=kinds[name])
-            for name, text in (COUNTERS | GAUGES).items()
-        }
-        self._metrics = {name: family.Metric(labels=labels) for name, family in self._families.items()}
 
-    def add(self, stats: Stats, outcomes: Mapping[Outcome, int], restarts: int) -> None:
-        """Add work, the number of requests of each outcome, and restarts of the worker."""
-        for name, amount in vars(stats).items():
-            self._count(name, amount)
-        for outcome in REPORTED:
-            self._count(outcome, outcomes.get(outcome, 0))
-        self._count("restarts", restarts)
-        self._seconds += stats.prefill_seconds + stats.step_seconds
-        if stats.tokens and self._seconds:
-            self._metrics["tightbeam_tokens_per_second"].set(stats.tokens / self._seconds)
-            self._seconds = 0.0
-        if stats.steps:
-            self._metrics["tightbeam_batch_fill"].set(stats.sample_steps / stats.steps / self._largest)
+class _Held:
+    """A metric that holds its family."""
 
-    def _count(self, name: str, amount: float) -> None:
-        if amount:  # each increment is a message to the server
-            self._metrics[f"tightbeam_{name}_total"].increment(amount)
+    def __init__(self, family: Any, metric: Any) -> None:
+        self._family, self._metric = family, metric
+
+    def increment(self, amount: float) -> None:
+        self._metric.increment(amount)
+
+    def set(self, value: float) -> None:
+        self._metric.set(value)

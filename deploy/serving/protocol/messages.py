@@ -1,7 +1,9 @@
-"""Messages between Triton's Python backend and the worker, pickled, over a pipe that only these two processes hold.
+"""Messages between a front (Triton's Python backend, or the HTTP server) and the worker.
 
-backend -> worker    Requests, Cancel, Shutdown
-worker -> backend    Ready once the model is loaded, or Failed; then Reports with events of the requests: any number of
+They are pickled, and go over a pipe that only these two processes hold.
+
+front -> worker     Requests, Cancel, Shutdown
+worker -> front     Ready once the model is loaded, or Failed; then Reports with events of the requests: any number of
                      Reading, Started, Token and FoundSegment; at the end a Row for each row, or a Refused for the
                      whole request
 """
@@ -74,10 +76,8 @@ class WorkerSettings(BaseModel):
         The GPU's number; None for the CPU.
     max_rows : int
         The most rows (samples x beams) that take steps together.
-    stream : bool
-        Send tokens as soon as no step can change them, and the segments of recordings.
-    server : Server
-        The server to ask for a reload when the backend is killed.
+    server : Server or None
+        The Triton server to ask for a reload when the backend is killed; None for another front, which ends with it.
     verified : tuple of str
         Fingerprints of the files that an earlier worker has compared with their SHA-256, of `VerifiedFiles`.
     """
@@ -87,8 +87,7 @@ class WorkerSettings(BaseModel):
     threads: int | None
     device: int | None
     max_rows: int
-    stream: bool
-    server: Server
+    server: Server | None
     verified: tuple[str, ...] = ()
 
 
@@ -104,6 +103,8 @@ class Request:
         Arrays [b, ...] by Triton's input names.
     parameters : str
         A JSON object.
+    stream : bool
+        Send tokens as soon as no step can change them, and the segments of recordings.
     alone : bool
         Run each of its samples in a batch of its own, because a worker ended while it ran.
     entropy : bytes
@@ -114,6 +115,7 @@ class Request:
     number: int
     inputs: dict[str, Array]
     parameters: str
+    stream: bool = False
     alone: bool = False
     entropy: bytes = field(default_factory=lambda: secrets.token_bytes(16), compare=False)
 
@@ -197,12 +199,14 @@ class FoundSegment:
 
 @dataclass(frozen=True)
 class Row:
-    """Event: the whole result of a row. ``fill`` is the token that pads its sequences."""
+    """Event: the whole result of a row. ``fill`` is the token that pads its sequences, ``seconds`` the length of its
+    recording."""
 
     number: int
     row: int
     output: Output
     fill: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

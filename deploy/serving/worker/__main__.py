@@ -38,7 +38,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the server sends Shutdown
     settings = WorkerSettings.model_validate_json(sys.argv[2])
     start = time.monotonic()
-    if not _serve(Connection(int(sys.argv[1])), settings):
+    if not _serve(Connection(int(sys.argv[1])), settings) and settings.server is not None:
         reload_model(settings.server, time.monotonic() - start)  # after _serve, so that the model's memory is free
 
 
@@ -84,7 +84,7 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
         with _pipe():
             backend.send(report)
 
-    running = RunningRequests(runner.model, max_rows=settings.max_rows, stream=settings.stream, send=send)
+    running = RunningRequests(runner.model, max_rows=settings.max_rows, send=send)
     while True:
         end = time.monotonic() + READ_SECONDS
         while not running.active or time.monotonic() < end:

@@ -51,14 +51,16 @@ SHARE = 4
 class _OpenRow:
     """A row without a result.
 
-    ``alone``: its samples run in batches of their own. ``waiting``: samples that the scheduler does not have yet.
-    ``running``: number of samples that it has. ``reading``: a thread reads its next part. ``read``: number of parts
-    that were read and have no result. ``segments``: number of segments sent. ``pieces``: the text of these.
+    ``stream``: its tokens and segments are sent. ``alone``: its samples run in batches of their own. ``waiting``:
+    samples that the scheduler does not have yet. ``running``: number of samples that it has. ``reading``: a thread
+    reads its next part. ``read``: number of parts that were read and have no result. ``segments``: number of segments
+    sent. ``pieces``: the text of these.
     """
 
     request: ParsedRequest
     row: int
     input: OpenInput
+    stream: bool
     alone: bool
     waiting: deque[Sample] = field(default_factory=deque)
     running: int = 0
@@ -84,14 +86,16 @@ class _Running:
 
     @property
     def streams(self) -> bool:
-        """True if its tokens are those of its row, which has one sequence."""
-        return self.owner.input.is_one_sample and self.sample.options.num_return_sequences == 1
+        """True if its tokens are sent: they are those of its row, which has one sequence."""
+        return self.owner.stream and self.owner.input.is_one_sample and self.sample.options.num_return_sequences == 1
 
 
 class RunningRequests(NullEvents):
     """Runs requests as they come.
 
-    Every row of a request that is neither refused nor cancelled gets one `Row`, as soon as its result is final.
+    Every row of a request that is neither refused nor cancelled gets one `Row`, as soon as its result is final. One
+    that streams gets a `Token` for each token of a row of one sequence, as soon as no step can change it, and a
+    `FoundSegment` for each segment of a recording, too.
 
     Parameters
     ----------
@@ -99,15 +103,12 @@ class RunningRequests(NullEvents):
         The loaded model.
     max_rows
         The most rows (samples x beams) that take steps together.
-    stream
-        Send a `Token` for each token of a row of one sequence, as soon as no step can change it, and a `FoundSegment`
-        for each segment of a recording, too.
     send
         Function that takes the events, and the work that was done since its last call.
     """
 
-    def __init__(self, model: Model, *, max_rows: int, stream: bool, send: Callable[[Report], None]) -> None:
-        self._model, self._stream, self._send, self._max_rows = model, stream, send, max_rows
+    def __init__(self, model: Model, *, max_rows: int, send: Callable[[Report], None]) -> None:
+        self._model, self._send, self._max_rows = model, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
         self._parser = RequestParser(model, max_rows)
         self._parsing = ParsingThreads(self._announce)
@@ -166,11 +167,10 @@ class RunningRequests(NullEvents):
                 self._fail(running.owner, ended.error)
             else:
                 self._take(running, ended)
-        if self._stream:
-            for number, running in list(self._samples.items()):
-                if number in self._samples and running.streams:  # else its request was refused just now
-                    known = running.beginning + running.streamed
-                    self._stream_tokens(running, self._scheduler.certain(number, known).tolist())
+        for number, running in [each for each in self._samples.items() if each[1].streams]:
+            if number in self._samples:  # else its request was refused just now
+                known = running.beginning + running.streamed
+                self._stream_tokens(running, self._scheduler.certain(number, known).tolist())
         if self._events or not self.active or time.monotonic() > self._reported + REPORT_SECONDS:
             self.report()
 
@@ -205,7 +205,9 @@ class RunningRequests(NullEvents):
             self._start(request, parsed)
 
     def _start(self, request: Request, parsed: ParsedRequest) -> None:
-        owners = [_OpenRow(parsed, row, opened, request.alone) for row, opened in enumerate(parsed.rows)]
+        owners = [
+            _OpenRow(parsed, row, opened, request.stream, request.alone) for row, opened in enumerate(parsed.rows)
+        ]
         self._rows[request.number] = list(owners)
         if parted := [owner for owner in owners if isinstance(owner.input, PartedInput)]:
             self._parted[request.number] = parted
@@ -267,7 +269,7 @@ class RunningRequests(NullEvents):
             self._fail(owner, error)
             return
         if owner.input.done:
-            self._finish(owner, running if self._stream and running.streams else None)
+            self._finish(owner, running if running.streams else None)
 
     def _finish(self, owner: _OpenRow, streamed: _Running | None = None) -> None:
         """Send the result of a row, behind the last tokens of its ``streamed`` sample."""
@@ -290,7 +292,8 @@ class RunningRequests(NullEvents):
             if not self._stream_tokens(streamed, output.sequences[0][given + streamed.streamed :], output):
                 return
         self._tokens += sum(len(row) for row in output.sequences)
-        self._events.append(Row(owner.request.number, owner.row, output, owner.request.options.pad_token_id or 0))
+        fill = owner.request.options.pad_token_id or 0
+        self._events.append(Row(owner.request.number, owner.row, output, fill, owner.input.result.seconds))
 
     def _fail(self, owner: _OpenRow, error: Exception) -> None:
         """Refuse the request of a row."""
@@ -310,7 +313,7 @@ class RunningRequests(NullEvents):
 
     def _stream_segments(self, owner: _OpenRow) -> None:
         """Send the segments of the windows that are done."""
-        if not self._stream or owner.input.failure is not None:
+        if not owner.stream or owner.input.failure is not None:
             return
         segments = owner.input.new_segments(self._model)
         texts = [""] * len(segments)

@@ -35,6 +35,6 @@ def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``."""
     tokens = case.inputs["tokens"]
     scale: Array = case.inputs["scale"].astype(dtype)
-    weights = untiled(case.inputs["weights"], len(scale)).astype(dtype)
-    blocks = untiled_scales(case.inputs["block_scale"], len(scale)).astype(dtype) * scale
+    weights: Array = untiled(case.inputs["weights"], len(scale)).astype(dtype)
+    blocks: Array = untiled_scales(case.inputs["block_scale"], len(scale)).astype(dtype) * scale
     return {"embeddings": (weights * np.repeat(blocks, BLOCK, axis=0))[:, tokens].T}

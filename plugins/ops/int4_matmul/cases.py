@@ -79,7 +79,7 @@ def cases() -> list[Case]:
 def exact(case: Case, dtype: type = np.float64) -> dict[str, Array]:
     """The definition, in ``dtype``. The rounding of the rows is part of it, and the sums of integers are exact."""
     inputs = case.inputs
-    scale = inputs["scale"].astype(dtype)
+    scale: Array = inputs["scale"].astype(dtype)
     integers, row_scale = rounded_rows(inputs["rows"], 1)
     weights, block_scale = untiled(inputs["weights"], len(scale)), untiled_scales(inputs["block_scale"], len(scale))
     summed: Array = np.zeros((len(integers), len(scale)), dtype)

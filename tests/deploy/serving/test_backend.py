@@ -23,8 +23,9 @@ from support.serving.served import until
 from tightbeam.deploy import Runner
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving import backend as backend_module
-from tightbeam.deploy.serving.backend import Backend, dispatcher, responses, worker_process
-from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.backend import Backend
+from tightbeam.deploy.serving.dispatch import dispatcher, responder, worker_process
+from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
     Event,
@@ -510,7 +511,7 @@ def test_a_request_of_too_many_bytes_is_refused_before_it_is_sent(
     scripted: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, worker = scripted
-    monkeypatch.setattr(responses, "MOST_BYTES", 100)
+    monkeypatch.setattr(responder, "MOST_BYTES", 100)
     large = [text("a" * 101), FakeRequest({"INPUT_IDS": np.zeros((1, 13), np.int64)})]
     backend.execute([*large, text("a" * 100)])
     assert len(worker.requests()) == 1
@@ -604,13 +605,13 @@ def test_settings_of_the_worker(version: Path, triton: FakeTriton, monkeypatch: 
     worker: Any = made._dispatcher._worker
     found = worker.settings
     assert (found.bundle, found.engine, found.max_rows) == (str(version / BUNDLE), "onnxruntime", 16)
-    assert (found.threads, found.device, found.stream) == (2, None, True)
+    assert (found.threads, found.device) == (2, None)
     assert (found.server.url, found.server.model, found.server.region) == ("http://10.0.0.1:80", "m", "")
     made.close()
     made = Backend(arguments(version, kind="GPU"), triton)
     worker = made._dispatcher._worker
     made.close()
-    assert (worker.settings.threads, worker.settings.device, worker.settings.stream) == (None, 3, False)
+    assert (worker.settings.threads, worker.settings.device) == (None, 3)
 
 
 def test_a_model_that_cannot_be_loaded(version: Path, triton: FakeTriton) -> None:

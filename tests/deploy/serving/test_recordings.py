@@ -22,7 +22,7 @@ from support.serving.triton_requests import EventLog, audio_request, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.audio_files import read_blocks
-from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Request, Row
 from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec
 

@@ -10,7 +10,8 @@ import pytest
 
 from support.serving.fake_triton import FakeRequest, FakeTriton, broadcast
 from tightbeam.deploy.inputs.output import Output, TextSegment
-from tightbeam.deploy.serving.backend.responses import Responder, tensors_of
+from tightbeam.deploy.serving.backend.responses import TritonResponder
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Row, Token
 
 IDS = np.array([[5, 6, 2], [7, 8, 2]])
@@ -85,15 +86,15 @@ def triton() -> FakeTriton:
     return FakeTriton()
 
 
-def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> Responder:
-    responder = Responder(request, triton, stream=stream)
+def read(request: FakeRequest, triton: FakeTriton, *, stream: bool = False) -> TritonResponder:
+    responder = TritonResponder(request, triton, stream=stream)
     assert responder.read(3) is not None
     return responder
 
 
 def test_request_is_read_unchanged(triton: FakeTriton) -> None:
     request = FakeRequest({"INPUT_IDS": IDS, "LENGTHS": IDS[:, :1]}, '{"num_beams": 2}')
-    found = Responder(request, triton, stream=False).read(3)
+    found = TritonResponder(request, triton, stream=False).read(3)
     assert found is not None
     assert (found.number, found.parameters, set(found.inputs)) == (3, '{"num_beams": 2}', {"INPUT_IDS", "LENGTHS"})
     np.testing.assert_array_equal(found.inputs["INPUT_IDS"], IDS)
@@ -217,7 +218,7 @@ def test_finished_request_cannot_be_cancelled(triton: FakeTriton) -> None:
 )
 def test_a_request_that_cannot_be_read(triton: FakeTriton, inputs: dict[str, Any], expected: str, code: str) -> None:
     request = FakeRequest(inputs)
-    assert Responder(request, triton, stream=False).read(0) is None
+    assert TritonResponder(request, triton, stream=False).read(0) is None
     assert request.over and request.error is not None
     with pytest.raises(type(request.error), match=expected):
         raise request.error
@@ -258,7 +259,7 @@ def test_a_client_is_told_no_folder_and_the_log_is(
     triton: FakeTriton, capsys: pytest.CaptureFixture[str], message: str, told: str
 ) -> None:
     request = FakeRequest({"INPUT_IDS": IDS})
-    responder = Responder(request, triton, stream=False, folder="/my models/m")
+    responder = TritonResponder(request, triton, stream=False, folder="/my models/m")
     responder.fail(message, client_error=False)
     assert request.error is not None and request.error.message == told
     assert (message in capsys.readouterr().err) == (message != told)

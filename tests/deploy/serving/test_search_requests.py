@@ -12,7 +12,7 @@ from support.bundles.cache import BundleCache
 from support.serving.triton_requests import EventLog, ids_request, run
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.inputs.output import Output, output_of
-from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.repository.config import ServingSettings
 from tightbeam.deploy.serving.repository.models import write_model
 from tightbeam.deploy.tries.build import build_trie

@@ -27,7 +27,7 @@ from support.checkpoints.families import SENTENCES
 from support.serving.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
-from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess, threads_per_worker
+from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess, threads_per_worker
 from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
     Event,
@@ -52,7 +52,10 @@ SECONDS = 60
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "bundle-format-2"
 """A bundle whose files are older than the test."""
-LONG = ids_request(0, *[[5 + row, 6, 2] for row in range(64)], num_beams=1, max_new_tokens=60, min_new_tokens=60)
+LONG = dataclasses.replace(
+    ids_request(0, *[[5 + row, 6, 2] for row in range(64)], num_beams=1, max_new_tokens=60, min_new_tokens=60),
+    stream=True,
+)
 """A request whose events do not fit into the pipe, so that the worker blocks before the end."""
 
 
@@ -62,9 +65,7 @@ def folder(bundles: BundleCache) -> Path:
 
 
 def settings_for(folder: Path, server: Server = NO_SERVER) -> WorkerSettings:
-    return WorkerSettings(
-        bundle=str(folder), engine="onnxruntime", threads=1, device=None, max_rows=64, stream=True, server=server
-    )
+    return WorkerSettings(bundle=str(folder), engine="onnxruntime", threads=1, device=None, max_rows=64, server=server)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,8 @@ def worker(shared_worker: WorkerProcess) -> WorkerProcess:
 
 
 def events_of(worker: WorkerProcess, *requests: Request) -> list[Event]:
-    """The events of requests that are sent together, up to the last one."""
-    worker.send(Requests(requests))
+    """The events of requests that are sent together, and stream, up to the last one."""
+    worker.send(Requests(tuple(dataclasses.replace(request, stream=True) for request in requests)))
     events: list[Event] = []
     left = {request.number for request in requests}
     while left:
@@ -132,7 +133,8 @@ def test_a_full_disk_is_not_the_end_of_the_backend(folder: Path, monkeypatch: py
 def test_request_joins_others_that_run(worker: WorkerProcess, expected: list[str]) -> None:
     """A short request ends before the long ones that run, and gets what it gets alone."""
     rows = [[5 + row, 6, 2] for row in range(8)]
-    worker.send(Requests((ids_request(0, *rows, num_beams=1, max_new_tokens=60, min_new_tokens=60),)))
+    long = ids_request(0, *rows, num_beams=1, max_new_tokens=60, min_new_tokens=60)
+    worker.send(Requests((dataclasses.replace(long, stream=True),)))
     until_tokens(worker)
     request = text_request(1, SENTENCES[0], max_new_tokens=6, num_beams=1)
     events = [event for event in events_of(worker, request) if isinstance(event, Row)]
@@ -229,7 +231,7 @@ def test_stop_leaves_no_process(folder: Path) -> None:
 
 
 def test_unresponsive_worker_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightbeam.deploy.serving.backend.worker_process.SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("tightbeam.deploy.serving.dispatch.worker_process.SHUTDOWN_SECONDS", 0.2)
     worker = WorkerProcess(settings_for(folder))
     os.kill(worker._process.pid, signal.SIGSTOP)
     worker.stop()
@@ -366,7 +368,7 @@ def test_killed_backend_of_an_ended_server_is_cleaned_up(folder: Path, server: F
     script = (
         "import sys, time\n"
         "from tightbeam.deploy.serving.protocol.messages import WorkerSettings\n"
-        "from tightbeam.deploy.serving.backend.worker_process import WorkerProcess\n"
+        "from tightbeam.deploy.serving.dispatch.worker_process import WorkerProcess\n"
         "worker = WorkerProcess(WorkerSettings.model_validate_json(sys.argv[1]))\n"
         "print(worker._process.pid, flush=True)\n"
         "time.sleep(100)\n"

@@ -26,7 +26,7 @@ from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.image.patches import PatchProcessor
-from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser
 from tightbeam.export import export_model

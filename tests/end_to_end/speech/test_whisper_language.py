@@ -21,7 +21,7 @@ from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
-from tightbeam.deploy.serving.backend.responses import tensors_of
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 
 soundfile = pytest.importorskip("soundfile")
 TOKENS: dict[str, int] = TIMESTAMPS["lang_to_id"]

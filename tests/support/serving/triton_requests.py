@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,9 @@ def run(
         if seen is not None:
             seen.extend(report.events)
 
-    running = RunningRequests(runner.model, max_rows=max_rows, stream=stream, send=send)
+    running = RunningRequests(runner.model, max_rows=max_rows, send=send)
     for request in requests:
-        running.add(request)
+        running.add(replace(request, stream=stream))
     gone: set[int] = set()
     while running.active:
         for number in set(cancelled()) - gone:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tightbeam.deploy.serving.backend.responses import Outcome, Responder
-from tightbeam.deploy.serving.backend.worker_process import WorkerError, WorkerProcess
+from tightbeam.deploy.serving.dispatch.responder import Outcome, Responder
+from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, Request, Requests, Started, Stats
 
@@ -108,6 +108,11 @@ class Dispatcher:
         self._sender = threading.Thread(target=self._send_all, name="sender")
         self._sender.start()
         self._receiver = self._start_receiver()
+
+    @property
+    def up(self) -> bool:
+        """True while the worker runs, or is being started again; False if it could not be started."""
+        return self._up
 
     def submit(self, responders: Sequence[Responder], change: Callable[[Request], Request]) -> None:
         """Send requests to the worker. Returns when they are on their way, and before they are run.

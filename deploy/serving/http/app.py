@@ -1,0 +1,175 @@
+"""The application: models, endpoints, and errors as each client expects them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tightbeam.deploy.errors import first_line
+from tightbeam.deploy.serving.dispatch.metrics import COUNTERS, GAUGES, Metrics
+from tightbeam.deploy.serving.http.errors import HttpError, ModelUnknown, openai_error, plain_error
+from tightbeam.deploy.serving.http.generate import generate_routes
+from tightbeam.deploy.serving.http.guards import Guards, Limits
+from tightbeam.deploy.serving.http.libretranslate import translation_routes
+from tightbeam.deploy.serving.http.model import ServedModel
+from tightbeam.deploy.serving.http.openai.audio import audio_routes
+from tightbeam.deploy.serving.http.openai.settings import now
+from tightbeam.deploy.serving.http.openai.text import text_routes
+
+__all__ = ["PrometheusMetrics", "make_app"]
+
+
+class PrometheusMetrics:
+    """The metrics of all models of a server, by the names that they have behind Triton."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry, names = self.registry, ["model"]
+        self._counters = {
+            name: Counter(name.removesuffix("_total"), text, names, registry=registry)
+            for name, text in COUNTERS.items()
+        }
+        self._gauges = {name: Gauge(name, text, names, registry=registry) for name, text in GAUGES.items()}
+
+    def of(self, model: str, max_batch_size: int) -> Metrics:
+        """Return the metrics of a model, whose requests have ``max_batch_size`` rows at most."""
+        counters = {name: counter.labels(model).inc for name, counter in self._counters.items()}
+        return Metrics(
+            counters, {name: gauge.labels(model).set for name, gauge in self._gauges.items()}, max_batch_size
+        )
+
+
+def make_app(
+    models: Mapping[str, ServedModel],
+    metrics: PrometheusMetrics,
+    *,
+    limits: Limits,
+    origins: Sequence[str] = (),
+    log: Callable[[dict[str, Any]], None] | None = None,
+) -> ASGIApp:
+    """Make the application.
+
+    Parameters
+    ----------
+    models
+        The served models by name.
+    metrics
+        Their metrics.
+    limits
+        Limits of a request.
+    origins
+        Origins of pages that browsers may let use the server (CORS).
+    log
+        Takes a record of each request.
+    """
+    app = FastAPI(title="Tightbeam", docs_url=None, redoc_url=None)
+    started = now()
+
+    def find(name: str) -> ServedModel:
+        if name in models:
+            return models[name]
+        if not name and len(models) == 1:
+            return next(iter(models.values()))
+        shown = f"no model is named {name[:100]!r}" if name else "the request names no model"
+        raise ModelUnknown(f"{shown}; pass one of {', '.join(models)}")
+
+    for routes in (text_routes(find), audio_routes(find), generate_routes(find), translation_routes(models)):
+        app.include_router(routes)
+
+    def card(model: ServedModel) -> dict[str, Any]:
+        kind = "decoder-only" if model.manifest.sizes.decoder_only else "text"
+        kind = "speech" if model.manifest.speech else kind if model.reads_text else "image"
+        chat = model.manifest.tokenizer is not None and model.manifest.tokenizer.has_chat_template
+        own = {"kind": kind, "chat": chat, "timestamps": model.has_timestamps, "family": model.manifest.family}
+        return {"id": model.name, "object": "model", "created": started, "owned_by": "tightbeam", **own}
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        return JSONResponse({"object": "list", "data": [card(model) for model in models.values()]})
+
+    @app.get("/v1/models/{name}")
+    async def show_model(name: str) -> Response:
+        return JSONResponse(card(find(name)))
+
+    @app.get("/health/live")
+    async def live() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        down = [model.name for model in models.values() if not model.ready]
+        status = f"not ready: {', '.join(down)}" if down else "ok"
+        return JSONResponse({"status": status}, 503 if down else 200)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return PlainTextResponse(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/")
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    _add_errors(app)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+    return Guards(app, limits, _send_error, log)
+
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; media-src blob:"
+)
+"""The page asks nobody but this server."""
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(HttpError)
+    async def of_request(request: Request, error: HttpError) -> Response:
+        return _error_response(request.scope, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def of_fields(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = ".".join(str(each) for each in first["loc"][1:] if not str(each).startswith(("list[", "str", "int")))
+        message = f"{field}: {first['msg']}" if field else f"the body is not what this endpoint takes ({first['msg']})"
+        return _error_response(request.scope, HttpError(400, message[:1000], param=field or None))
+
+    @app.exception_handler(HTTPException)
+    async def of_routing(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, HttpError):  # of reading the body
+            return _error_response(request.scope, error.__cause__)
+        message = (
+            f"there is no {request.method} {request.url.path[:200]}"
+            if error.status_code in (404, 405)
+            else error.detail
+        )
+        return _error_response(request.scope, HttpError(error.status_code, str(message)))
+
+    @app.exception_handler(Exception)
+    async def of_us(request: Request, error: Exception) -> Response:
+        traceback.print_exception(error)
+        message = f"{type(error).__name__}: {first_line(error)}; this is a defect of Tightbeam"
+        return _error_response(request.scope, HttpError(500, message))
+
+
+def _error_response(scope: Scope, error: HttpError) -> Response:
+    write = openai_error if scope["path"].startswith("/v1/") else plain_error
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    return JSONResponse(write(error), error.status, headers)
+
+
+async def _send_error(scope: Scope, error: HttpError, receive: Receive, send: Send) -> None:
+    await _error_response(scope, error)(scope, receive, send)

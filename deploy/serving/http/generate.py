@@ -1,0 +1,138 @@
+"""``/generate``: inputs, settings and outputs by the names that a model has behind Triton.
+
+Source: Triton Inference Server's generate extension of the HTTP protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import UploadFile
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.errors import first_line
+from tightbeam.deploy.inputs.json_line import json_value
+from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_event
+from tightbeam.deploy.serving.http.errors import HttpError, plain_error, refused
+from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
+
+__all__ = ["body_fields", "generate_routes"]
+
+STRINGS = (TEXT, MESSAGES, AUDIO_FILE, IMAGE)
+NUMBERS: Mapping[str, type] = {INPUT_IDS: np.int64, AUDIO: np.float32}
+
+
+def generate_routes(find: Callable[[str], ServedModel]) -> APIRouter:
+    """Return the endpoints. ``find`` returns the model of a name, or raises HttpError."""
+    routes = APIRouter()
+
+    @routes.post("/generate")
+    async def generate(request: Request) -> Response:
+        fields = await body_fields(request)
+        name, stream = fields.pop("model", ""), fields.pop("stream", False)
+        if not isinstance(name, str):
+            raise refused("model", "is not a text; pass the name of a model")
+        return await _run(request, find(name), fields, stream=stream in (True, "true"))
+
+    @routes.post("/v2/models/{name}/generate")
+    async def triton_generate(request: Request, name: str) -> Response:
+        return await _run(request, find(name), await body_fields(request), stream=False)
+
+    @routes.post("/v2/models/{name}/generate_stream")
+    async def triton_generate_stream(request: Request, name: str) -> Response:
+        return await _run(request, find(name), await body_fields(request), stream=True)
+
+    return routes
+
+
+async def body_fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a body: an object in JSON, or a form, whose files are bytes. Raises HttpError."""
+    kind = request.headers.get("content-type", "")
+    if kind.startswith("multipart/form-data"):
+        async with request.form(max_files=16, max_fields=64, max_part_size=1 << 20) as form:
+            return {name: await each.read() if isinstance(each, UploadFile) else each for name, each in form.items()}
+    body = await request.body()
+    if kind.startswith("application/x-www-form-urlencoded") and not body.lstrip().startswith(b"{"):  # as curl -d says
+        return dict(await request.form(max_fields=64))
+    try:
+        fields = json_value(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON ({first_line(error)}); send an object") from None
+    if not isinstance(fields, dict):
+        raise HttpError(400, "the body is not a JSON object; send one")
+    return fields
+
+
+async def _run(request: Request, model: ServedModel, fields: dict[str, Any], *, stream: bool) -> Response:
+    inputs, settings = _parsed(fields)
+    head = {"model_name": model.name, "model_version": "1"}
+    if stream:
+        return await event_stream(_stream(model, inputs, settings, head), plain_error)
+    rows = await while_connected(request, model.rows(inputs, settings))
+    return JSONResponse({**head, **_flat(tensors_of([row.output for row in rows], rows[0].fill))})
+
+
+async def _stream(
+    model: ServedModel, inputs: dict[str, Array], settings: dict[str, Any], head: dict[str, str]
+) -> AsyncIterator[dict[str, Any]]:
+    async for event in model.events(inputs, settings, stream=True):
+        yield {**head, **_flat(tensors_of_event(event))}
+
+
+def _parsed(fields: dict[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return inputs and settings of a body: settings stand beside the inputs, or in ``parameters``."""
+    given = dict(fields)
+    parameters = given.pop("parameters", {})
+    if not isinstance(parameters, dict):
+        raise refused("parameters", "is not an object; pass settings of model.generate")
+    inputs: dict[str, Array] = {}
+    for name in STRINGS:
+        if name in given:
+            inputs[name] = texts(_strings(name, given.pop(name)))
+    for name, kind in NUMBERS.items():
+        if name in given:
+            rows = _rows(name, given.pop(name))
+            made: Array = np.zeros((len(rows), max(map(len, rows))), kind)
+            for place, row in enumerate(rows):
+                made[place, : len(row)] = row
+            inputs[name] = made
+            inputs[LENGTHS] = np.array([[len(row)] for row in rows], np.int32)
+    if not inputs:
+        raise HttpError(400, f"the body has none of {', '.join((*STRINGS, *NUMBERS))}; send one of them as the source")
+    return inputs, parameters | given
+
+
+def _strings(name: str, value: Any) -> list[str | bytes]:
+    """Return the texts of an input: one, or several. Messages may be JSON, or a text of it."""
+    if name == MESSAGES and isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return [json.dumps(value)]
+    given = value if isinstance(value, list) else [value]
+    if not given or not all(isinstance(each, str | bytes) for each in given):
+        raise refused(name, "is not a text; send one, or a list of texts")
+    return given
+
+
+def _rows(name: str, value: Any) -> list[list[float]]:
+    rows = value if isinstance(value, list) and value and all(isinstance(each, list) for each in value) else [value]
+    for row in rows:
+        if not isinstance(row, list) or not row or not all(type(each) in (int, float) for each in row):
+            raise refused(name, "is not a list of numbers; send one, or a list of such lists")
+        if name == INPUT_IDS and not all(type(each) is int and abs(each) < 2**63 for each in row):
+            raise refused(name, "holds a number that is not a token id; send integers")
+    return rows
+
+
+def _flat(tensors: dict[str, Array]) -> dict[str, Any]:
+    """Write arrays as Triton does: flat lists, and one element without a list."""
+    made: dict[str, Any] = {}
+    for name, array in tensors.items():
+        values = [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+        made[name] = values[0] if len(values) == 1 else values
+    return made

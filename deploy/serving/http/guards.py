@@ -1,0 +1,161 @@
+"""What every request passes before its endpoint: an identifier, a key, a limit of size, and a line of the log."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tightbeam.deploy.serving.http.errors import HttpError
+
+__all__ = ["API_KEY", "Guards", "Limits", "log_line"]
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+OPEN = frozenset({"/", "/health", "/health/live", "/health/ready", "/languages"})
+"""Paths that need no key."""
+KEY_IN_BODY = frozenset({"/translate", "/detect"})
+"""Paths whose key may be a field of the body, `API_KEY`, as LibreTranslate's clients send it."""
+API_KEY = "api_key"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a request.
+
+    Attributes
+    ----------
+    body_bytes : int
+        Bytes of a body with files.
+    json_bytes : int
+        Bytes of any other body. It is parsed between two events of all clients, so it is smaller.
+    keys : sequence of str
+        Keys that clients may have; empty if they need none.
+    """
+
+    body_bytes: int = 1 << 28
+    json_bytes: int = 1 << 23
+    keys: Sequence[str] = field(default=(), repr=False)
+
+    def allows(self, key: str) -> bool:
+        """Return True for one of the keys. The time that this takes does not tell how much of a key is right."""
+        given = key.encode()
+        return any([hmac.compare_digest(given, each.encode()) for each in self.keys])
+
+
+def log_line(record: dict[str, Any]) -> None:
+    """Write a record to standard output as a line of JSON."""
+    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+class Guards:
+    """Middleware.
+
+    Parameters
+    ----------
+    app
+        The application behind it.
+    limits
+        The limits of a request.
+    write_error
+        Sends an error: a function of the scope, the error, receive and send.
+    log
+        Takes a record of each request, which holds no text of a user.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        write_error: Callable[[Scope, HttpError, Receive, Send], Any],
+        log: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._app, self._limits, self._write_error, self._log = app, limits, write_error, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        identifier = asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
+        start, status = time.monotonic(), 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = identifier
+            await send(message)
+
+        try:
+            error = self._refusal(scope, headers)
+            if error is not None:
+                await self._write_error(scope, error, receive, answer)
+            else:
+                await self._app(scope, self._counted(scope, headers, receive), answer)
+        finally:
+            if self._log is not None:
+                self._log(
+                    {
+                        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                        "id": identifier,
+                        "method": scope["method"],
+                        "path": scope["path"][:200],
+                        "status": status,
+                        "ms": round(1000 * (time.monotonic() - start), 1),
+                        **scope.get("state", {}).get("log", {}),
+                    }
+                )
+
+    def _refusal(self, scope: Scope, headers: Headers) -> HttpError | None:
+        state = scope.setdefault("state", {})
+        state["limits"] = self._limits
+        if self._limits.keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            right = self._limits.allows(given.strip()) if kind.lower() == "bearer" else False
+            state["without_key"] = not right
+            if not right and scope["path"] not in KEY_IN_BODY:
+                return HttpError(
+                    401,
+                    "the key is missing or wrong; send the header Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._most(headers):
+            return self._too_large(headers)
+        return None
+
+    def _most(self, headers: Headers) -> int:
+        files = headers.get("content-type", "").startswith("multipart/form-data")
+        return self._limits.body_bytes if files else self._limits.json_bytes
+
+    def _too_large(self, headers: Headers) -> HttpError:
+        return HttpError(
+            413, f"the body has more than {self._most(headers):,} bytes; send less, or files as multipart/form-data"
+        )
+
+    def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Return ``receive``, which raises HttpError once the body is too large."""
+        read, most = 0, self._most(headers)
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > most:
+                raise self._too_large(headers)
+            return message
+
+        return counted

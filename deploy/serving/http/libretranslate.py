@@ -1,0 +1,164 @@
+"""The endpoints of LibreTranslate's API, for translators.
+
+Source: LibreTranslate's API reference, version 1.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import langcodes
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from tightbeam.deploy.serving.http.errors import HttpError, refused
+from tightbeam.deploy.serving.http.generate import body_fields
+from tightbeam.deploy.serving.http.guards import API_KEY
+from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.streams import while_connected
+from tightbeam.deploy.serving.protocol.tensors import TEXT
+
+__all__ = ["Languages", "translation_routes"]
+
+NO_DETECTOR = "no detector of languages is installed; pass the source language by its code"
+
+
+@dataclass(frozen=True)
+class Languages:
+    """The languages of a translator.
+
+    Attributes
+    ----------
+    own : dict of str to str
+        The model's own code of each language, by the code that clients use.
+    pair : tuple or None
+        Source and target of a model of one pair, which has no codes of its own.
+    """
+
+    own: Mapping[str, str]
+    pair: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, model: ServedModel) -> Languages | None:
+        """Return the languages of a model; None if it is no translator."""
+        if model.pair is not None:
+            return cls({}, model.pair)
+        table = model.manifest.generation.get("lang_to_id")
+        if not table or not model.reads_text:
+            return None
+        return cls(_codes(table))
+
+    def settings(self, source: str, target: str) -> dict[str, Any] | None:
+        """Return the settings that translate from one language to another; None if the model does not."""
+        if self.pair is not None:
+            return {} if (source, target) == self.pair else None
+        if source not in self.own or target not in self.own:
+            return None
+        return {"source_language": self.own[source], "target_language": self.own[target]}
+
+    def targets(self) -> dict[str, list[str]]:
+        """Return the targets of each source."""
+        if self.pair is not None:
+            return {self.pair[0]: [self.pair[1]]}
+        return {code: [other for other in self.own if other != code] for code in self.own}
+
+
+def _codes(names: Sequence[str] | Mapping[str, int]) -> dict[str, str]:
+    """Return a model's names of languages (en_XX, eng_Latn, en) by their shortest codes (en), or by whole tags."""
+    tags = {}
+    for name in names:
+        try:
+            tags[name] = langcodes.standardize_tag(name.strip("_").replace("_", "-"))
+        except ValueError:  # not a code
+            tags[name] = name
+    short = {name: tag.split("-")[0] for name, tag in tags.items()}
+    several = {code for code in short.values() if list(short.values()).count(code) > 1}
+    return {tags[name] if code in several else code: name for name, code in short.items()}
+
+
+def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
+    """Return the endpoints for the translators among ``models``."""
+    routes = APIRouter()
+    languages = {name: found for name, model in models.items() if (found := Languages.of(model)) is not None}
+
+    @routes.post("/translate")
+    async def translate(request: Request) -> Response:
+        fields = await body_fields(request)
+        _check_key(request, fields)
+        texts_given, several = _texts(fields.get("q"))
+        if fields.get("format", "text") not in ("text", ""):
+            raise refused("format", f"is {str(fields['format'])[:40]!r}, expected text; send the text without markup")
+        wanted = _count(fields.get("alternatives", 0))
+        name, settings = _chosen(languages, fields)
+        if wanted:
+            beams = models[name].manifest.generation.get("num_beams")
+            settings["num_return_sequences"] = wanted + 1
+            settings["num_beams"] = max(wanted + 1, beams if isinstance(beams, int) else 1)
+        outputs = await while_connected(request, models[name].outputs({TEXT: texts(texts_given)}, settings))
+        found = [output.texts or [] for output in outputs]
+        best = [each[0] for each in found]
+        made: dict[str, Any] = {"translatedText": best if several else best[0]}
+        if wanted:
+            others = [each[1:] for each in found]
+            made["alternatives"] = others if several else others[0]
+        return JSONResponse(made)
+
+    @routes.get("/languages")
+    async def list_languages() -> Response:
+        targets: dict[str, set[str]] = {}
+        for own in languages.values():
+            for source, others in own.targets().items():
+                targets.setdefault(source, set()).update(others)
+        return JSONResponse([{"code": code, "name": _name(code), "targets": sorted(targets[code])} for code in targets])
+
+    @routes.post("/detect")
+    async def detect() -> Response:
+        raise HttpError(501, NO_DETECTOR)
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return routes
+
+
+def _check_key(request: Request, fields: Mapping[str, Any]) -> None:
+    """Raise HttpError unless the request's header or its field ``api_key`` had a key, if the server has keys."""
+    if getattr(request.state, "without_key", False) and not request.state.limits.allows(str(fields.get(API_KEY, ""))):
+        raise HttpError(403, f"the key is missing or wrong; send it as the field {API_KEY}")
+
+
+def _texts(given: Any) -> tuple[list[str], bool]:
+    if isinstance(given, str):
+        return [given], False
+    if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
+        return given, True
+    raise refused("q", "is missing; send the text to translate, or a list of texts")
+
+
+def _count(given: Any) -> int:
+    text = str(given)
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= 64):
+        raise refused("alternatives", f"is {text[:40]!r}, expected a number from 0 to 64")
+    return int(text)
+
+
+def _chosen(languages: Mapping[str, Languages], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the model that translates, and its settings of languages."""
+    source, target = (str(fields.get(name) or "") for name in ("source", "target"))
+    if source in ("", "auto"):
+        raise HttpError(501, f"source={source or 'auto'} asks for the language of the text, and {NO_DETECTOR}")
+    for name, own in languages.items():
+        if fields.get("model") in (None, "", name) and (settings := own.settings(source, target)) is not None:
+            return name, settings
+    if not languages:
+        raise HttpError(404, "no model here translates; start the server with a translator, or see --pair")
+    raise HttpError(
+        400, f"no model translates from {source[:40]} to {target[:40] or 'nothing'}; GET /languages has the pairs"
+    )
+
+
+def _name(code: str) -> str:
+    return str(langcodes.Language.get(code).display_name())

@@ -1,0 +1,168 @@
+"""Transcriptions and translations of sound.
+
+Source: OpenAI's API reference, ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.datastructures import FormData, UploadFile
+
+from tightbeam.deploy.inputs.output import Output, TextSegment
+from tightbeam.deploy.run_model.subtitles import subtitles
+from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
+from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.protocol.messages import FoundSegment, Row, Token
+from tightbeam.deploy.serving.protocol.tensors import AUDIO_FILE
+
+__all__ = ["audio_routes"]
+
+FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+GRANULARITIES = frozenset({"segment", "word"})
+OWN = frozenset({"file", "model", "response_format", "stream", "timestamp_granularities[]", "timestamp_granularities"})
+"""Fields that are no settings."""
+REFUSED = {
+    "chunking_strategy": "is not supported; leave it out: long recordings are transcribed whole",
+    "include[]": "is not supported; leave it out",
+    "known_speaker_names[]": "is not supported; leave it out",
+    "known_speaker_references[]": "is not supported; leave it out",
+}
+
+
+def audio_routes(find: Callable[[str], ServedModel]) -> APIRouter:
+    """Return the endpoints. ``find`` returns the model of a name, or raises HttpError."""
+    routes = APIRouter()
+
+    async def run(request: Request, task: str) -> Response:
+        async with request.form() as form:
+            model = find(_text(form, "model"))
+            if not model.manifest.speech:
+                raise HttpError(400, f"model {model.name} is not a speech model; pass one that is", param="model")
+            kind = _text(form, "response_format") or "json"
+            if kind not in FORMATS:
+                raise refused("response_format", f"is {kind}, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
+                raise refused("file", "is missing; send the recording as a file of the form")
+            settings = _settings(form, model, kind, task)
+            inputs = {AUDIO_FILE: texts([await file.read()])}
+            stream = _text(form, "stream").lower() in ("true", "1")
+        if stream:
+            return await event_stream(_stream(model, inputs, settings), openai_error, name="type")
+        (row,) = await while_connected(request, model.rows(inputs, settings))
+        return _written(row, kind, task, words="return_token_timestamps" in settings)
+
+    @routes.post("/v1/audio/transcriptions")
+    async def transcribe(request: Request) -> Response:
+        return await run(request, "transcribe")
+
+    @routes.post("/v1/audio/translations")
+    async def translate(request: Request) -> Response:
+        return await run(request, "translate")
+
+    return routes
+
+
+def _text(form: FormData, name: str) -> str:
+    value = form.get(name, "")
+    if not isinstance(value, str):
+        raise refused(name, "is a file, expected a text")
+    return value
+
+
+def _settings(form: FormData, model: ServedModel, kind: str, task: str) -> dict[str, Any]:
+    """Return the settings of a request's form. Raises HttpError."""
+    for name, problem in REFUSED.items():
+        if form.get(name):
+            raise refused(name, problem)
+    settings: dict[str, Any] = {name: _text(form, name) for name in form if name not in OWN}
+    for name in ("language", "prompt"):
+        if settings.get(name) == "":
+            del settings[name]
+    wanted = {
+        str(each) for name in ("timestamp_granularities[]", "timestamp_granularities") for each in form.getlist(name)
+    }
+    if wanted - GRANULARITIES:
+        raise refused("timestamp_granularities[]", f"is {min(wanted - GRANULARITIES)}, expected segment or word")
+    if wanted and kind != "verbose_json":
+        raise refused("timestamp_granularities[]", "is for response_format=verbose_json; pass that too")
+    multilingual = bool(model.manifest.generation.get("task_to_id"))
+    if multilingual:
+        settings.setdefault("task", task)
+    elif task == "translate":
+        raise HttpError(
+            400, f"model {model.name} does not translate speech; send the recording to /v1/audio/transcriptions"
+        )
+    if kind in ("srt", "vtt") and not model.has_timestamps:
+        raise refused("response_format", f"is {kind}, but model {model.name} predicts no times; pass json or text")
+    if kind in ("srt", "vtt", "verbose_json") and model.has_timestamps:
+        settings.setdefault("return_timestamps", True)
+    if "word" in wanted:
+        settings.setdefault("return_token_timestamps", True)
+    return settings
+
+
+def _written(row: Row, kind: str, task: str, *, words: bool) -> Response:
+    output = row.output
+    text = output.texts[0] if output.texts else ""
+    if kind == "text":
+        return PlainTextResponse(f"{text}\n")
+    if kind in ("srt", "vtt"):
+        return PlainTextResponse(subtitles(output.segments or [], kind))
+    if kind == "json":
+        usage = {"type": "duration", "seconds": math.ceil(row.seconds)}
+        return JSONResponse({"text": text, "usage": usage})
+    return JSONResponse(_verbose(row, output, text, task, words=words))
+
+
+def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> dict[str, Any]:
+    segments = output.segments or []
+    made: dict[str, Any] = {
+        "task": task,
+        "language": output.language,
+        "duration": row.seconds,
+        "text": text,
+        "segments": [_segment(place, each) for place, each in enumerate(segments)],
+        "usage": {"type": "duration", "seconds": math.ceil(row.seconds)},
+    }
+    if words:
+        made["words"] = [
+            {"word": word.word.strip(), "start": word.start_s, "end": word.end_s, "probability": word.probability}
+            for segment in segments
+            for word in segment.words or []
+        ]
+    return made
+
+
+def _segment(place: int, segment: TextSegment) -> dict[str, Any]:
+    return {
+        "id": place,
+        "start": segment.start_s,
+        "end": segment.end_s,
+        "text": segment.text,
+        "tokens": segment.tokens,
+    }
+
+
+async def _stream(
+    model: ServedModel, inputs: dict[str, Any], settings: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the text of a recording as it is found, then the whole."""
+    given = ""
+    async for event in model.events(inputs, settings, stream=True):
+        if isinstance(event, Token | FoundSegment):
+            given += event.text
+            if event.text:
+                yield {"type": "transcript.text.delta", "delta": event.text}
+        elif isinstance(event, Row):
+            text = event.output.texts[0] if event.output.texts else ""
+            if text.strip() != given.strip():  # nothing was streamed, such as of recordings of several parts
+                yield {"type": "transcript.text.delta", "delta": text[len(given) :] if text.startswith(given) else text}
+            usage = {"type": "duration", "seconds": math.ceil(event.seconds)}
+            yield {"type": "transcript.text.done", "text": text, "usage": usage}

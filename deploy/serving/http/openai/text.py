@@ -1,0 +1,215 @@
+"""Completions and chat completions, of decoder-only models.
+
+Source: OpenAI's API reference, ``/v1/completions`` and ``/v1/chat/completions``.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
+from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.openai.settings import TextRequest, finish_reason, now, token_logprobs, usage_of
+from tightbeam.deploy.serving.http.openai.stops import StoppedText, texts_of
+from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.protocol.messages import Row, Token
+from tightbeam.deploy.serving.protocol.tensors import INPUT_IDS, LENGTHS, MESSAGES, TEXT
+
+__all__ = ["text_routes"]
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion without ``max_tokens``, as at OpenAI."""
+ANSWER_TOKENS = 512
+"""The most new tokens of an answer without ``max_tokens``, but at most half of the model's positions."""
+
+
+class CompletionRequest(TextRequest):
+    """A request for completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+    def inputs(self) -> dict[str, Array]:
+        """Return the prompts, a row each. Raises HttpError."""
+        given = self.prompt
+        if isinstance(given, str):
+            return {TEXT: texts([given])}
+        if not given or not all(isinstance(each, int) or len(each) for each in given if not isinstance(each, str)):
+            raise refused("prompt", "is empty; pass a text, token ids, or a list of either")
+        if isinstance(given[0], str):
+            return {TEXT: texts([str(each) for each in given])}
+        rows = [[int(each) for each in given]] if isinstance(given[0], int) else [list(each) for each in given]
+        if any(not 0 <= token < 2**31 for row in rows for token in row):
+            raise refused("prompt", "holds a token that is not an id of the vocabulary; pass ids of this model")
+        ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = row
+        return {INPUT_IDS: ids, LENGTHS: np.array([[len(row)] for row in rows], np.int32)}
+
+
+class ChatRequest(TextRequest):
+    """A request for the answer of a conversation."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
+    """Return the endpoints. ``find`` returns the model of a name, or raises HttpError."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def complete(request: Request, asked: CompletionRequest) -> Response:
+        model = _decoder_only(find(asked.model))
+        settings = {"max_new_tokens": COMPLETION_TOKENS, **asked.settings(asked.logprobs)}
+        prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+        if asked.echo and not isinstance(prompts[0] if prompts else None, str):
+            raise refused("echo", "is for prompts that are texts; leave it out")
+        shown = [str(each) for each in prompts] if asked.echo else [""] * len(prompts)
+        head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": now(),
+            "model": model.name,
+        }
+        if asked.stream:
+
+            def chunk(index: int, text: str, reason: str | None) -> dict[str, Any]:
+                return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
+
+            begin = {
+                row * (asked.n or 1) + each: text for row, text in enumerate(shown) for each in range(asked.n or 1)
+            }
+            events = _stream(model, asked, asked.inputs(), settings, head, chunk, begin if asked.echo else {})
+            return await event_stream(events, openai_error, end="[DONE]")
+        outputs = await while_connected(request, model.outputs(asked.inputs(), settings))
+        choices: list[dict[str, Any]] = []
+        for row, output in enumerate(outputs):
+            for place, (text, reason) in enumerate(_results(output, asked.stops)):
+                logprobs = None if asked.logprobs is None else _legacy_logprobs(model, output, place)
+                choice = {"text": shown[row] + text, "index": len(choices), "logprobs": logprobs}
+                choices.append({**choice, "finish_reason": reason})
+        return JSONResponse({**head, "choices": choices, "usage": usage_of(outputs)})
+
+    @routes.post("/v1/chat/completions")
+    async def chat(request: Request, asked: ChatRequest) -> Response:
+        model = _decoder_only(find(asked.model))
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise refused("top_logprobs", "is for logprobs=true; pass that too")
+        settings = asked.settings((asked.top_logprobs or 0) if asked.logprobs else None)
+        if asked.max_completion_tokens is not None:
+            settings["max_new_tokens"] = asked.max_completion_tokens
+        if not {"max_new_tokens", "max_length"} & (settings.keys() | model.manifest.generation.keys()):
+            settings["max_new_tokens"] = min(ANSWER_TOKENS, model.manifest.sizes.max_target // 2)
+        inputs = {MESSAGES: texts([json.dumps(asked.messages)])}
+        created = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": now(), "model": model.name}
+        if asked.stream:
+            head = {**created, "object": "chat.completion.chunk"}
+
+            def chunk(index: int, text: str, reason: str | None) -> dict[str, Any]:
+                delta = {"content": text} if text or reason is None else {}
+                return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+            events = _stream(model, asked, inputs, settings, head, chunk, {})
+            return await event_stream(_with_role(events, asked.n or 1), openai_error, end="[DONE]")
+        outputs = await while_connected(request, model.outputs(inputs, settings))
+        choices = []
+        for place, (text, reason) in enumerate(_results(outputs[0], asked.stops)):
+            logprobs = None
+            if asked.logprobs:
+                logprobs = {"content": token_logprobs(model.codec, outputs[0], place), "refusal": None}
+            message = {"role": "assistant", "content": text, "refusal": None}
+            choice = {"index": place, "message": message, "logprobs": logprobs}
+            choices.append({**choice, "finish_reason": reason})
+        return JSONResponse({**created, "object": "chat.completion", "choices": choices, "usage": usage_of(outputs)})
+
+    return routes
+
+
+def _decoder_only(model: ServedModel) -> ServedModel:
+    if not model.manifest.sizes.decoder_only:
+        raise HttpError(
+            400,
+            f"model {model.name} is not decoder-only, so it completes nothing; send its source to /generate",
+            param="model",
+        )
+    return model
+
+
+def _results(output: Output, stops: list[str]) -> list[tuple[str, str]]:
+    """Return the text of each sequence, without its stop string, and the reason why it ended."""
+    reasons = [finish_reason(each) for each in output.finish_reasons or []]
+    return list(zip(texts_of(output, stops), reasons, strict=True))
+
+
+async def _stream(
+    model: ServedModel,
+    asked: TextRequest,
+    inputs: dict[str, Array],
+    settings: dict[str, Any],
+    head: dict[str, Any],
+    chunk: Callable[[int, str, str | None], dict[str, Any]],
+    begin: dict[int, str],
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a stream: texts as they become certain, then the reason why each sequence ended."""
+    each = asked.n or 1
+    own: dict[int, StoppedText] = {}
+    outputs = []
+    for index, text in begin.items():
+        yield {**head, "choices": [chunk(index, text, None)]}
+    async for event in model.events(inputs, settings, stream=True):
+        if isinstance(event, Token):
+            text = own.setdefault(event.row, StoppedText(asked.stops)).add(event.text)
+            if text:
+                yield {**head, "choices": [chunk(event.row * each, text, None)]}
+        elif isinstance(event, Row):
+            outputs.append(event.output)
+            for place, (text, reason) in enumerate(_results(event.output, asked.stops)):
+                if place == 0 and event.row in own:
+                    text = own[event.row].rest(text)
+                if text:
+                    yield {**head, "choices": [chunk(event.row * each + place, text, None)]}
+                yield {**head, "choices": [chunk(event.row * each + place, "", reason)]}
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        yield {**head, "choices": [], "usage": usage_of(outputs)}
+
+
+async def _with_role(events: AsyncIterator[dict[str, Any]], count: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of an answer behind those that name its role."""
+    first = True
+    async for event in events:
+        if first:
+            for index in range(count):
+                delta = {"role": "assistant", "content": ""}
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                yield {**event, "choices": [choice]} if "usage" not in event else event
+            first = False
+        yield event
+
+
+def _legacy_logprobs(model: ServedModel, output: Output, place: int) -> dict[str, Any]:
+    """Return the log-probabilities of a sequence's tokens as completions have them."""
+    found = token_logprobs(model.codec, output, place)
+    offsets, end = [], 0
+    for each in found:
+        offsets.append(end)
+        end += len(each["token"])
+    return {
+        "tokens": [each["token"] for each in found],
+        "token_logprobs": [each["logprob"] for each in found],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in found],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,53 @@
+"""The server's process: uvicorn, until a signal."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.types import ASGIApp
+
+__all__ = ["run_server"]
+
+
+class _Server(uvicorn.Server):
+    """A server that says where it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        print(self._ready, file=sys.stderr, flush=True)
+
+
+def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: Sequence[str]) -> None:
+    """Serve an application until SIGTERM or Ctrl-C. Running requests then have ``grace_s`` seconds to end.
+
+    Parameters
+    ----------
+    app
+        The application.
+    listening
+        A bound socket.
+    grace_s
+        Seconds that running requests have.
+    names
+        Names of the models, which are printed.
+    """
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    ready = f"Ready: http://{shown}:{port} serves {', '.join(names)}; Ctrl-C ends it."
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=grace_s,
+        backlog=512,
+    )
+    _Server(config, ready).run(sockets=[listening])

@@ -1,0 +1,69 @@
+"""The command serve-model: what is wrong is said before a model is loaded; a signal lets running requests end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from support.bundles.cache import BundleCache
+from tightbeam.deploy import Runner
+from tightbeam.deploy.commands.serve_model import app
+
+SETTINGS: dict[str, Any] = {"num_beams": 1, "min_new_tokens": 50, "max_new_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["a b c"], "'a b c' cannot be a model's name; pass NAME=a b c"),
+        (["m=a", "m=b"], "two models are named m; pass another NAME=b"),
+        (["m", "--pair", "english"], "--pair english is not a pair of languages; pass SOURCE-TARGET, such as en-de"),
+        (["m=a", "n=b", "--pair", "en-de"], "--pair en-de names no model; pass NAME=en-de, NAME being one of m, n"),
+        (["m", "--api-key-file", "/nowhere"], "the keys cannot be read"),
+        (["m", "--api-key-file", "/dev/null"], "/dev/null has no key; write one a line"),
+        (["m", "--host", "203.0.113.1"], "203.0.113.1:8080 cannot be listened on"),
+        (["nowhere", "--port", "0"], "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_one_line(options: list[str], expected: str) -> None:
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 1 and expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(app, ["m", "--port", str(port)])
+    assert f"127.0.0.1:{port} cannot be listened on (Address already in use)" in done.stderr
+
+
+def test_a_signal_lets_a_running_request_end(bundles: BundleCache, tmp_path: Path) -> None:
+    folder = bundles("dedup", tokenizer=True)
+    command = [sys.executable, "-m", "tightbeam.deploy.commands.serve_model", f"m={folder}", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        ready = server.stderr.readline()
+        match = re.match(r"Ready: (http://127\.0\.0\.1:\d+) serves m; Ctrl-C ends it\.", ready)
+        assert match, ready
+        with httpx.stream(
+            "POST", f"{match[1]}/generate", json={"TEXT": "a town", "stream": True, **SETTINGS}, timeout=60
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            answers = [line for line in lines if line]
+        assert '"FINISHED": true' in answers[-1]
+        assert server.wait(60) == 0
+    expected = Runner.load(folder, threads=1).generate_text(["a town"], **SETTINGS)
+    assert f'"TEXT": "{expected[0]}"' in answers[-1]

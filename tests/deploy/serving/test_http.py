@@ -1,0 +1,391 @@
+"""The HTTP server with the clients of OpenAI and LibreTranslate, and plain requests: answers are those of a runner."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from libretranslatepy import LibreTranslateAPI
+from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
+
+from support.audio import RATE_HZ, chirp
+from support.bundles.cache import BundleCache
+from support.bundles.chat import LLAMA, with_template
+from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
+from support.serving.http_server import HttpServer, http_server
+from tightbeam.deploy import Runner
+from tightbeam.deploy.serving.http.guards import Limits
+from tightbeam.deploy.serving.http.libretranslate import _codes
+from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
+
+soundfile = pytest.importorskip("soundfile")
+
+MESSAGES: list[Any] = [{"role": "user", "content": "a town"}]
+PROMPT = "the bridge of a town"
+
+
+@pytest.fixture(scope="module")
+def folders(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "chat": with_template(bundles("dedup", **LLAMA), tmp_path_factory.mktemp("chat") / "chat"),
+        "text": bundles("dedup", tokenizer=True),
+        "speech": bundles("dedup", "whisper", generation=WHISPER_GENERATION, tokenizer=True),
+    }
+
+
+@pytest.fixture(scope="module")
+def runners(folders: dict[str, Path]) -> dict[str, Runner]:
+    return {name: Runner.load(path, threads=1) for name, path in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[HttpServer]:
+    with http_server(folders, pairs={"text": ("en", "de")}, max_batch_size=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def web(server: HttpServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def wave() -> bytes:
+    data = io.BytesIO()
+    soundfile.write(data, chirp(0.7, RATE_HZ), RATE_HZ, format="WAV")
+    return data.getvalue()
+
+
+def data_of(response: httpx.Response) -> list[Any]:
+    """The objects of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_completions_are_the_texts_of_a_runner(client: OpenAI, runners: dict[str, Runner]) -> None:
+    """Of several prompts, of token ids, with beams and several sequences, an echo, and the default of 16 tokens."""
+    runner, how = runners["chat"], {"min_new_tokens": 3}
+    prompts = [PROMPT, "a town"]
+    expected = [
+        runner.generate_text([each], max_new_tokens=5, num_beams=2, num_return_sequences=2, **how) for each in prompts
+    ]
+    found = client.completions.create(
+        model="chat", prompt=prompts, max_tokens=5, n=2, echo=True, extra_body={"num_beams": 2, **how}
+    )
+    texts = [prompt + text for prompt, rows in zip(prompts, expected, strict=True) for text in np.ravel(rows)]
+    assert [choice.text for choice in found.choices] == texts
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    ids = runner.model.text.encode(PROMPT)[0]
+    default = client.completions.create(model="chat", prompt=ids, temperature=0)
+    assert default.choices[0].text == runner.generate_text([PROMPT], max_new_tokens=16, num_beams=1)[0]
+    usage = default.usage
+    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens <= 16) == (len(ids), True)
+
+
+def test_a_stream_of_a_completion_joins_to_the_text(client: OpenAI) -> None:
+    how: dict[str, Any] = {"model": "chat", "prompt": PROMPT, "max_tokens": 9, "temperature": 0.9, "seed": 5, "n": 2}
+    whole = client.completions.create(**how)
+    parts = ["", ""]
+    reasons: list[Any] = [None, None]
+    for chunk in client.completions.create(**how, stream=True):
+        for choice in chunk.choices:
+            parts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert parts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+
+
+def test_an_answer_is_that_of_a_runner_and_streams(client: OpenAI, runners: dict[str, Runner]) -> None:
+    expected = runners["chat"].chat(MESSAGES, max_new_tokens=12, num_beams=1)
+    how: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**how)
+    assert whole.choices[0].message.content == expected and whole.choices[0].message.role == "assistant"
+    chunks = list(client.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == expected and len([piece for piece in pieces if piece]) > 1
+    assert chunks[-1].usage == whole.usage and chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_an_answer_ends_before_its_stop_string(client: OpenAI) -> None:
+    how: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
+    text = client.chat.completions.create(**how).choices[0].message.content or ""
+    stop = text[len(text) // 2 :][:3]
+    stopped = client.chat.completions.create(**how, stop=[stop, "never found"]).choices[0]
+    assert stopped.message.content == text[: text.index(stop)] and stopped.finish_reason == "stop"
+    stream = client.chat.completions.create(**how, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == stopped.message.content
+
+
+def test_log_probabilities_of_tokens(client: OpenAI, runners: dict[str, Runner]) -> None:
+    (output,) = runners["chat"].generate_outputs(
+        [PROMPT], max_new_tokens=4, num_beams=1, return_token_scores=True, return_alternatives=2
+    )
+    assert output.token_scores is not None
+    legacy = (
+        client.completions.create(model="chat", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=2)
+        .choices[0]
+        .logprobs
+    )
+    assert legacy is not None and legacy.token_logprobs is not None and legacy.top_logprobs is not None
+    np.testing.assert_allclose(legacy.token_logprobs, output.token_scores[0], rtol=1e-4)
+    assert all(1 <= len(each) <= 2 for each in legacy.top_logprobs)
+    chat = client.chat.completions.create(
+        model="chat", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
+    )
+    tokens = chat.choices[0].logprobs.content if chat.choices[0].logprobs else None
+    assert tokens and all(each.top_logprobs[0].logprob == pytest.approx(each.logprob) for each in tokens)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty is not supported; pass repetition_penalty"),
+    ({"max_tokens": 0}, "max_tokens: "),
+    ({"temperature": -1}, "temperature: "),
+    ({"extra_body": {"num_beems": 4}}, "did you mean num_beams?"),
+    ({"extra_body": {"top_logprobs": 2}}, "top_logprobs is for logprobs=true"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+    ({"messages": []}, "messages: "),
+    ({"n": 17}, "num_return_sequences=17"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "expected"), REFUSED, ids=lambda each: str(each)[:40])
+def test_wrong_fields_get_an_error_of_one_line(client: OpenAI, wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "chat", "messages": MESSAGES, "max_tokens": 2, **wrong})
+    body: Any = caught.value.body
+    assert expected in body["message"] and len(body["message"].splitlines()) == 1
+    assert body["type"] == "invalid_request_error"
+
+
+def test_fields_without_a_wish_pass(client: OpenAI) -> None:
+    client.chat.completions.create(
+        model="chat",
+        messages=MESSAGES,
+        max_tokens=2,
+        user="u",
+        store=False,
+        presence_penalty=0,
+        tools=[],
+        logit_bias={},
+    )
+
+
+def test_models_are_listed_and_an_unknown_one_is_not_found(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["chat", "text", "speech"]
+    with pytest.raises(NotFoundError, match="pass one of chat, text, speech"):
+        client.chat.completions.create(model="gpt", messages=MESSAGES)
+    with pytest.raises(BadRequestError, match="not decoder-only"):
+        client.completions.create(model="text", prompt="a")
+    with pytest.raises(BadRequestError, match="not a speech model"):
+        client.audio.transcriptions.create(model="text", file=b"abc")
+
+
+@pytest.mark.parametrize("kind", ["json", "text", "verbose_json"])
+def test_transcriptions(client: OpenAI, runners: dict[str, Runner], wave: bytes, kind: str) -> None:
+    how: dict[str, Any] = {"language": "de", "task": "transcribe", "max_new_tokens": 8}
+    (expected,) = runners["speech"].transcribe([wave], **how)
+    found: Any = client.audio.transcriptions.create(
+        model="speech", file=("a.wav", wave), response_format=kind, language="de", extra_body={"max_new_tokens": 8}
+    )
+    assert (found.rstrip("\n") if kind == "text" else found.text) == expected
+    if kind == "verbose_json":
+        assert found.language == "de" and found.duration == pytest.approx(0.7)
+
+
+def test_a_stream_of_a_transcription_joins_to_the_text(client: OpenAI, wave: bytes) -> None:
+    how: dict[str, Any] = {
+        "model": "speech",
+        "file": ("a.wav", wave),
+        "extra_body": {"max_new_tokens": 8, "num_beams": 1},
+    }
+    whole = client.audio.transcriptions.create(**how).text
+    events: list[Any] = list(client.audio.transcriptions.create(**how, stream=True))
+    assert events[-1].type == "transcript.text.done" and events[-1].text == whole
+    assert "".join(event.delta for event in events[:-1]).strip() == whole.strip()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"response_format": "mp3"}, "response_format is mp3, expected json, text, verbose_json, srt or vtt"),
+        ({"response_format": "srt"}, "predicts no times"),
+        ({"timestamp_granularities": ["word"]}, "response_format=verbose_json"),
+        ({"chunking_strategy": "auto"}, "chunking_strategy is not supported"),
+        ({"file": ("a.wav", b"nothing")}, "AUDIO_FILE"),
+        ({"language": "xx"}, "language"),
+    ],
+    ids=str,
+)
+def test_wrong_transcriptions_are_refused(client: OpenAI, wave: bytes, how: dict[str, Any], expected: str) -> None:
+    with pytest.raises(APIStatusError) as caught:
+        client.audio.transcriptions.create(**{"model": "speech", "file": ("a.wav", wave), **how})
+    body: Any = caught.value.body
+    assert caught.value.status_code == 400 and expected in body["message"]
+
+
+def test_generate_gives_what_triton_gives(web: httpx.Client, runners: dict[str, Runner]) -> None:
+    how: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6}
+    expected = runners["text"].generate_text(SENTENCES[:2], **how)
+    found = web.post("/generate", json={"model": "text", "TEXT": SENTENCES[:2], **how}).json()
+    assert found["TEXT"] == expected and found["model_name"] == "text"
+    ids = [runners["text"].model.text.encode(each)[0] for each in SENTENCES[:2]]
+    other = web.post("/v2/models/text/generate", json={"INPUT_IDS": ids, "parameters": how}).json()
+    assert other == found
+    form = web.post("/generate", data={"model": "text", "TEXT": SENTENCES[0], "num_beams": "3", "max_new_tokens": "6"})
+    assert form.json()["TEXT"] == expected[0]
+    stream = data_of(web.post("/v2/models/text/generate_stream", json={"TEXT": SENTENCES[0], "num_beams": 1}))
+    assert "".join(each["TEXT"] for each in stream[:-1]) == stream[-1]["TEXT"] and stream[-1]["FINISHED"] is True
+
+
+def test_a_file_of_a_form_is_transcribed(web: httpx.Client, runners: dict[str, Runner], wave: bytes) -> None:
+    (expected,) = runners["speech"].transcribe([wave], max_new_tokens=8)
+    found = web.post("/generate", data={"model": "speech", "max_new_tokens": "8"}, files={"AUDIO_FILE": wave})
+    assert found.json()["TEXT"] == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "expected"),
+    [
+        (b"{", 400, "the body is not JSON"),
+        (b"[" * 100_000, 400, "the body is not JSON"),
+        (b"[]", 400, "not a JSON object"),
+        (b'{"TEXT": "a", "TEXT": "b"}', 400, "stands twice"),
+        (b"{}", 404, "names no model"),
+        (b'{"model": "text"}', 400, "none of TEXT"),
+        (b'{"model": "text", "TEXT": 1}', 400, "TEXT is not a text"),
+        (b'{"model": "text", "TEXT": ["a", "a", "a", "a", "a"]}', 400, "expected 4 at most"),
+        (b'{"model": "text", "INPUT_IDS": [1, true]}', 400, "INPUT_IDS is not a list of numbers"),
+        (b'{"model": "text", "INPUT_IDS": [99999999999999999999]}', 400, "not a token id"),
+        (b'{"model": "text", "TEXT": "a", "num_beams": 1e400}', 400, "num_beams"),
+        (b'{"model": "text", "TEXT": "\\ud800"}', 400, "not UTF-8"),
+        (b" " * 9_000_000, 413, "more than 8,388,608 bytes"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_broken_bodies_get_an_error(web: httpx.Client, body: bytes, status: int, expected: str) -> None:
+    answer = web.post("/generate", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status and expected in answer.json()["error"]
+
+
+def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, Runner]) -> None:
+    api = LibreTranslateAPI(f"{server.url}/")
+    assert api.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    (expected,) = runners["text"].generate_text(SENTENCES[:1])
+    assert api.translate(SENTENCES[0], "en", "de") == expected
+    several = web.post(
+        "/translate", json={"q": SENTENCES[:2], "source": "en", "target": "de", "alternatives": 1}
+    ).json()
+    beams = max(2, runners["text"].bundle.manifest.generation.get("num_beams") or 1)
+    rows = runners["text"].generate_outputs(SENTENCES[:2], num_return_sequences=2, num_beams=beams)
+    assert several["translatedText"] == [each.texts[0] for each in rows if each.texts]
+    assert several["alternatives"] == [each.texts[1:] for each in rows if each.texts]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "expected"),
+    [
+        ({"q": "a", "source": "de", "target": "en"}, 400, "no model translates from de to en"),
+        ({"q": "a", "source": "auto", "target": "de"}, 501, "no detector"),
+        ({"q": "a", "source": "en", "target": "de", "format": "html"}, 400, "expected text"),
+        ({"source": "en", "target": "de"}, 400, "q is missing"),
+        ({"q": "a", "source": "en", "target": "de", "alternatives": "many"}, 400, "alternatives"),
+    ],
+)
+def test_wrong_translations_are_refused(web: httpx.Client, fields: dict[str, Any], status: int, expected: str) -> None:
+    answer = web.post("/translate", data=fields)
+    assert answer.status_code == status and expected in answer.json()["error"]
+
+
+def test_codes_of_languages() -> None:
+    assert _codes(["en_XX", "de_DE", "zh_CN"]) == {"en": "en_XX", "de": "de_DE", "zh": "zh_CN"}
+    assert _codes(["eng_Latn", "zho_Hans", "zho_Hant"]) == {
+        "en": "eng_Latn",
+        "zh-Hans": "zho_Hans",
+        "zh-Hant": "zho_Hant",
+    }
+    assert _codes(["en", "__de__"]) == {"en": "en", "de": "__de__"}
+
+
+def test_health_metrics_page_and_request_ids(server: HttpServer, web: httpx.Client) -> None:
+    assert web.get("/health/live").status_code == web.get("/health/ready").status_code == 200
+    web.post("/generate", json={"model": "text", "TEXT": "a secret", "max_new_tokens": 3})
+    deadline = time.monotonic() + 60
+    while 'tightbeam_samples_total{model="text"} 0.0' in web.get("/metrics").text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert 'tightbeam_steps_total{model="text"}' in web.get("/metrics").text
+    page = web.get("/", headers={"X-Request-ID": "my-own.1"})
+    assert page.headers["X-Request-ID"] == "my-own.1" and "<title>Tightbeam</title>" in page.text
+    assert "http://" not in page.text and "https://" not in page.text, "the page asks nobody else"
+    assert len(web.get("/health/live", headers={"X-Request-ID": "no spaces please"}).headers["X-Request-ID"]) == 24
+    record = next(each for each in reversed(server.log) if each["path"] == "/generate")
+    assert record["status"] == 200 and "secret" not in json.dumps(server.log)
+    assert web.get("/nothing").json() == {"error": "there is no GET /nothing"}
+
+
+def test_a_client_that_leaves_frees_its_place(server: HttpServer, web: httpx.Client) -> None:
+    """In the middle of a stream, and while it waits for a whole answer."""
+    dispatcher = server.models["text"]._dispatcher
+    body = {"TEXT": "a town", "num_beams": 1, "min_new_tokens": 60, "max_new_tokens": 60}
+    for path in ("generate_stream", "generate"):
+        content = json.dumps(body).encode()
+        with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=60) as raw:  # type: ignore[arg-type]
+            head = f"POST /v2/models/text/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n"
+            raw.sendall(head.encode() + content)
+            if path == "generate_stream":
+                raw.recv(100)
+        deadline = time.monotonic() + 60
+        while dispatcher._open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not dispatcher._open
+    assert web.post("/generate", json={"model": "text", **body}).status_code == 200
+
+
+def test_a_killed_worker_loses_no_request(server: HttpServer, web: httpx.Client) -> None:
+    how: dict[str, Any] = {"model": "text", "TEXT": SENTENCES[0], "num_beams": 2}
+    expected = web.post("/generate", json=how).json()
+    server.models["text"]._dispatcher._worker.kill()
+    assert web.post("/generate", json=how).json() == expected
+
+
+def test_keys(folders: dict[str, Path]) -> None:
+    with http_server(
+        {"chat": folders["chat"]}, pairs={"chat": ("en", "de")}, limits=Limits(keys=["k1", "k2"])
+    ) as running:
+        good, bad = (OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) for key in ("k2", "k3"))
+        assert len(list(good.models.list())) == 1
+        with pytest.raises(AuthenticationError, match="the key is missing or wrong"):
+            bad.models.list()
+        for path in ("/generate", "/metrics", "/v1/models", "/openapi.json"):
+            assert httpx.get(f"{running.url}{path}").status_code == 401
+        for path in ("/", "/health/live", "/languages"):
+            assert httpx.get(f"{running.url}{path}").status_code == 200
+        wrong = httpx.post(f"{running.url}/translate", data={"q": "a", "api_key": "k"})
+        assert wrong.status_code == 403 and "api_key" in wrong.json()["error"]
+        right = {"q": "a town", "source": "en", "target": "de", "api_key": "k1"}
+        assert httpx.post(f"{running.url}/translate", data=right, timeout=60).status_code == 200
+
+
+def test_stop_strings_in_pieces() -> None:
+    """A piece that may begin a stop string waits; what follows one is never given."""
+    stopped = StoppedText(["END", "ENOUGH"])
+    assert [stopped.add(piece) for piece in ("abc E", "N", "O!", "xE", "ND", "zz")] == ["abc ", "", "ENO!", "x", "", ""]
+    assert stopped.rest(before_stop("abc ENO!xENDzz", ["END", "ENOUGH"])) == ""
+    assert StoppedText([]).add("all") == "all"
