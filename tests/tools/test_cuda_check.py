@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tightbeam.plugins.tensorrt.native import Gpu
+from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 from tools.cuda_check import __main__ as command
-from tools.cuda_check.__main__ import GPUS, Largest, check, faults_of
+from tools.cuda_check.__main__ import GPUS, WORDS, check, faults_of
 from tools.cuda_check.budgets import BUDGETS, Budget
 from tools.cuda_check.calls import MODELS, calls_of, plan_of
 from tools.cuda_check.machine_code import Counts, counts_in, nvdisasm
@@ -40,18 +40,25 @@ def test_counts_are_of_one_kernel() -> None:
 
 
 def test_the_largest_counts_are_compared_with_a_budget() -> None:
-    budget, found = Budget(100, 50, 2_000, "a reason"), Largest()
-    found.add(Counts(100, 40, 0, 0), 2_000)
-    found.add(Counts(90, 50, 0, 0), 1_000)
-    assert faults_of("kernel", found, budget) == []
-    assert faults_of("kernel", Largest(101, 51, 2_001, 2, 3), budget) == [
+    budget = Budget(100, 50, 2_000, "a reason")
+    assert faults_of("kernel", dict(zip(WORDS, (100, 50, 2_000, 0, 0), strict=True)), budget) == []
+    assert faults_of("kernel", dict(zip(WORDS, (101, 51, 2_001, 2, 3), strict=True)), budget) == [
         "kernel has 101 instructions, expected at most 100",
         "kernel has 51 registers, expected at most 50",
         "kernel has 2,001 bytes of shared memory, expected at most 2,000",
         "kernel has 2 loads and stores of spilled registers, expected at most 0",
         "kernel has 3 byte loads from shared memory, expected at most 0",
     ]
-    assert "no budget" in faults_of("new kernel", Largest(), None)[0]
+    assert "no budget" in faults_of("new kernel", {}, None)[0]
+
+
+def test_the_largest_count_of_any_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"source_attention": Counts(5, 8, 0, 0), "latent_attention": Counts(3, 9, 0, 0)}
+    kernels = [(folder, Kernel("new", (1, 1, 1), 32, shared, 0)) for folder, shared in zip(counts, (1, 9), strict=True)]
+    monkeypatch.setattr(command, "launches_on", lambda gpu: iter(kernels))
+    monkeypatch.setattr(command, "counts_of", lambda folder, name, capability: counts[folder])
+    monkeypatch.setitem(BUDGETS, "new", Budget(4, 8, 8, "a reason"))
+    assert [fault.split(" has ")[1].split()[0] for fault in check([GPUS["H200"]])] == ["5", "9", "9"]
 
 
 def test_every_budget_is_of_a_kernel_that_is_launched() -> None:

@@ -5,8 +5,7 @@ python -m tools.cuda_check --capability 90,120
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -16,9 +15,9 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 from tools.cuda_check.budgets import BUDGETS, Budget
 from tools.cuda_check.calls import MODELS, calls_of, plan_of
-from tools.cuda_check.machine_code import Counts, counts_of
+from tools.cuda_check.machine_code import counts_of
 
-__all__ = ["GPUS", "Largest", "check", "faults_of"]
+__all__ = ["GPUS", "WORDS", "check", "faults_of"]
 
 BATCHES = (1, 128)
 TYPES = ("float16", "float32")
@@ -36,21 +35,14 @@ GPUS = {
 """A GPU of each compute capability that the documents name."""
 
 
-@dataclass
-class Largest:
-    """The most that any call makes of one kernel on one GPU: the counts of a `Budget`."""
-
-    instructions: int = 0
-    registers: int = 0
-    shared_bytes: int = 0
-    spills: int = 0
-    byte_loads: int = 0
-
-    def add(self, counts: Counts, shared_bytes: int) -> None:
-        """Take note of a launch of the kernel."""
-        self.shared_bytes = max(self.shared_bytes, shared_bytes)
-        for name, count in vars(counts).items():
-            setattr(self, name, max(getattr(self, name), count))
+WORDS = {
+    "instructions": "instructions",
+    "registers": "registers",
+    "shared_bytes": "bytes of shared memory",
+    "spills": "loads and stores of spilled registers",
+    "byte_loads": "byte loads from shared memory",
+}
+"""What is counted of a kernel."""
 
 
 def launches_on(gpu: Gpu) -> Iterator[tuple[str, Kernel]]:
@@ -63,48 +55,41 @@ def launches_on(gpu: Gpu) -> Iterator[tuple[str, Kernel]]:
                         yield OPERATORS[call.operator].folder, kernel
 
 
-def faults_of(name: str, found: Largest, budget: Budget | None) -> list[str]:
+def faults_of(name: str, found: Mapping[str, int], budget: Budget | None) -> list[str]:
     """List the counts beyond a budget, one text each.
 
     Parameters
     ----------
     name : str
         Name of the kernel, and of the compute capability.
-    found : Largest
-        Its counts.
+    found : mapping of str to int
+        The most that any call makes of it, by the keys of ``WORDS``.
     budget : Budget or None
-        Their upper bounds; None if ``budgets.py`` does not name the kernel.
+        Their upper bounds; None if ``budgets.py`` does not name the kernel. No kernel may spill or load bytes.
     """
     if budget is None:
         return [f"{name} has no budget; expected one in tools/cuda_check/budgets.py"]
-    compared = (
-        ("instructions", found.instructions, budget.instructions),
-        ("registers", found.registers, budget.registers),
-        ("bytes of shared memory", found.shared_bytes, budget.shared_bytes),
-        ("loads and stores of spilled registers", found.spills, 0),
-        ("byte loads from shared memory", found.byte_loads, 0),
-    )
-    return [f"{name} has {has:,} {what}, expected at most {most:,}" for what, has, most in compared if has > most]
+    most = {what: getattr(budget, what, 0) for what in WORDS}
+    over = [what for what in WORDS if found[what] > most[what]]
+    return [f"{name} has {found[what]:,} {WORDS[what]}, expected at most {most[what]:,}" for what in over]
 
 
 def check(gpus: Iterable[Gpu]) -> list[str]:
     """Print a line for each kernel and return the faults."""
     faults = []
     for gpu in gpus:
-        largest: dict[str, Largest] = {}
+        largest: dict[str, dict[str, int]] = {}
         try:
             for folder, kernel in launches_on(gpu):
-                name = kernel.name.replace("tightbeam::device::", "")
-                counts = counts_of(folder, kernel.name, gpu.capability)
-                largest.setdefault(name, Largest()).add(counts, kernel.shared_bytes)
+                found = largest.setdefault(kernel.name.replace("tightbeam::device::", ""), dict.fromkeys(WORDS, 0))
+                counts = vars(counts_of(folder, kernel.name, gpu.capability))
+                for what, count in {**counts, "shared_bytes": kernel.shared_bytes}.items():
+                    found[what] = max(found[what], count)
         except TensorRTError as error:
             faults.append(f"sm_{gpu.capability}: {error}")
         for name, found in sorted(largest.items()):
-            print(
-                f"sm_{gpu.capability:3} {name:70} instructions {found.instructions:6}, registers {found.registers:3}, "
-                f"shared bytes {found.shared_bytes:7}, spills {found.spills:4}, byte loads {found.byte_loads:3}",
-                flush=True,
-            )
+            cells = ", ".join(f"{what} {count:6}" for what, count in found.items())
+            print(f"sm_{gpu.capability:3} {name:70} {cells}", flush=True)
             faults += faults_of(f"{name}, sm_{gpu.capability},", found, BUDGETS.get(name))
     return faults
 
