@@ -232,7 +232,8 @@ void multiply_int4_rows(const Multiplication& m) {
       TIGHTBEAM_UNROLL
       for (int i = 0; i < SUMS; ++i) {
         const unsigned char* scale = scales + i / VECTORS * m.block_scale_step + i % VECTORS * LANES;
-        const Vector by = __builtin_convertvector(load_as<UnsignedBytes>(scale), Vector);
+        const Integers integers = __builtin_convertvector(load_as<UnsignedBytes>(scale), Integers);
+        const Vector by = __builtin_convertvector(integers, Vector);
         TIGHTBEAM_UNROLL
         for (int pair = 0; pair < PAIRS; ++pair)
           totals[pair][i] += __builtin_convertvector((sums[2 * pair][i] << 7) + sums[2 * pair + 1][i], Vector) * by;

@@ -21,10 +21,11 @@ constexpr long BYTES_OF_PART = 24 << 10;      // of a part, the next part and th
 constexpr long BYTES_AT_ONCE = 2 << 20;       // of rows that are packed at a time
 constexpr long BYTES_TO_PACK = 32 << 10;      // of an item that packs rows
 constexpr long PRODUCTS_OF_ITEM = 1 << 21;
-constexpr long ITEMS = 16;      // at least, for many rows
-constexpr long AHEAD = 4096;    // bytes to prefetch ahead, with a single tile of rows
-constexpr int MOST_ROWS = 24;   // of a tile at most, on any processor
-constexpr int MOST_PARTED = 2;  // tiles of rows for which K is split into parts; more tiles are as fast without
+constexpr long ITEMS = 16;         // at least, for many rows
+constexpr long AHEAD = 4096;       // bytes to prefetch ahead, with a single tile of rows
+constexpr long SMALL_TILE = 8192;  // of a tile of 4 bits below which the next tiles are prefetched instead
+constexpr int MOST_ROWS = 24;      // of a tile at most, on any processor
+constexpr int MOST_PARTED = 2;     // tiles of rows for which K is split into parts; more tiles are as fast without
 
 bool is_int4(const QuantizedMatMulArguments<float>& a) { return a.block_scale != nullptr; }
 
@@ -113,7 +114,7 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
     const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin / per_step * long{TILE_STEP};
     // With one tile of rows, prefetch a little ahead; else the next part, or the same part of the next tiles.
     const bool over = groups.end == a.groups;
-    const long ahead = row_tile_count == 1 ? AHEAD
+    const long ahead = row_tile_count == 1 ? (int4 && tile_bytes < SMALL_TILE ? count * tile_bytes : AHEAD)
                        : plan.parts > 1    ? steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
                                            : plan.together * tile_bytes;
     int* products = sums[plan.parts > 1 ? index : 0];
