@@ -57,7 +57,7 @@ def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[Render
     sizes, run, weights = files.sizes, run_size(files, options), files.family.weights(files.declared)
     show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
     machine, origin = options.workload.machine(integers=run.has_integers)
-    weight_bytes, limit = weight_itemsize(options.precision) * weights.total, options.workload.memory_limit
+    weight_bytes, limit = int(weight_itemsize(options.precision) * weights.total), options.workload.memory_limit
     impossible = refusals_by_sizes(sizes, quantized_source=run.quantized_source)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
@@ -65,10 +65,10 @@ def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[Render
     if options.precision != "fp16":  # which is for GPUs
         show(process_table(_processes(preset, sizes, run, weight_bytes)))
     show(ranking_table(ranked, impossible, run, machine, origin, sizes.decoder_only))
-    if run.int8:
+    if run.weight_itemsize:
         show(
-            f"Weights in int8: {megabytes(weight_bytes)} at least; scales, biases and norms stay float32,\n"
-            "and so do products that the guard finds too inexact."
+            f"Weights in {options.precision}: {megabytes(weight_bytes)} at least; scales, biases and norms stay "
+            "float32,\nand so do products that the guard finds too inexact."
         )
     show(
         "By config.json alone. Bytes of weights leave out biases and norms, about 0.1 %.\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 from tightbeam.export.checkpoint.files import CheckpointFiles
 from tightbeam.export.errors import ExportError
 from tightbeam.export.options import ExportOptions
-from tightbeam.graph_passes.precision.lower_precision import itemsize
+from tightbeam.graph_passes.precision.int4 import BYTES
+from tightbeam.graph_passes.precision.lower_precision import INTEGERS, itemsize
 from tightbeam.plugins.library import cpu_library
 
 __all__ = ["check_machine", "disk_bytes", "weight_itemsize"]
@@ -17,9 +18,9 @@ __all__ = ["check_machine", "disk_bytes", "weight_itemsize"]
 FLOAT32 = 4
 
 
-def weight_itemsize(precision: str) -> int:
-    """Bytes of a number in products and embeddings; in int8, scales, biases and norms need more."""
-    return 1 if precision == "int8" else itemsize(precision)
+def weight_itemsize(precision: str) -> float:
+    """Bytes of a number in products and embeddings; with integers, scales, biases and norms need more."""
+    return {"int8": 1, "int4": BYTES}.get(precision) or itemsize(precision)
 
 
 def check_machine(files: CheckpointFiles, options: ExportOptions, target: Path, *, measures: bool) -> None:
@@ -66,12 +67,12 @@ def _check_package(module: str, purpose: str, package_and_fix: str) -> None:
 def disk_bytes(numbers: int, options: ExportOptions) -> int:
     """Compute the bytes that an export of a model of ``numbers`` weights has on the disk at a time, at least.
 
-    The error of a precision is measured with two more copies of the weights, and the products of int8 with one.
+    The error of a precision is measured with two more copies of the weights, and the products of integers with one.
     """
     whole, own = FLOAT32 * numbers, weight_itemsize(options.precision) * numbers
     if not options.check or (options.precision == "fp32" and options.cache_precision is None):
-        return max(own, whole) if options.precision == "int8" else own
-    return own + whole + (own if options.precision == "int8" else whole)
+        return round(max(own, whole) if options.precision in INTEGERS else own)
+    return round(own + whole + (own if options.precision in INTEGERS else whole))
 
 
 def _check_disk(files: CheckpointFiles, options: ExportOptions, target: Path) -> None:

@@ -23,7 +23,9 @@ __all__ = ["ExportKeywords", "ExportOptions"]
 
 
 MAX_DIVERGENCE = 0.002
-"""Default of ``max_divergence``: a fifth of what changes the perplexity by 1 %."""
+"""Default of ``max_divergence`` in int8: a fifth of what changes the perplexity by 1 %."""
+MAX_DIVERGENCE_INT4 = 0.02
+"""The same in int4: what changes the perplexity by 2 %."""
 
 
 def check_variant(options: ExportOptions) -> None:
@@ -34,6 +36,7 @@ def check_variant(options: ExportOptions) -> None:
 def check_precision(options: ExportOptions) -> None:
     """Check the precision, and that the workload gives no rates that are not the precision's."""
     from tightbeam.deploy.bundle.manifest import PRECISIONS
+    from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 
     precision, workload = options.precision, options.workload
     if precision == "bf16":
@@ -43,10 +46,10 @@ def check_precision(options: ExportOptions) -> None:
         )
     if precision not in PRECISIONS:
         raise ExportError(f"precision {precision!r} is not supported; expected {', '.join(PRECISIONS)}")
-    if precision == "int8" and workload.gflop_s is not None:
+    if precision in INTEGERS and workload.gflop_s is not None:
         raise ExportError(
-            "the rate of int8 products is measured on this machine, so none can be given; leave --gflop-s out, or "
-            "pass --precision fp32"
+            f"the rate of {precision} products is measured on this machine, so none can be given; leave --gflop-s "
+            "out, or pass --precision fp32"
         )
     if precision != "fp16" and workload.gpu is not None:
         raise ExportError(
@@ -59,6 +62,7 @@ def check_cache_precision(options: ExportOptions) -> None:
     """Check the precision of the source cache beside the other precision and the kind of cache."""
     from tightbeam.export.choice import DEFAULT
     from tightbeam.graph_passes import QUANTIZED_KINDS
+    from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 
     if options.cache_precision is None:
         return
@@ -67,9 +71,9 @@ def check_cache_precision(options: ExportOptions) -> None:
             f"cache_precision {options.cache_precision!r} is not supported; expected int8, or nothing for that "
             "of --precision"
         )
-    if options.precision not in ("fp32", "int8"):
+    if options.precision not in ("fp32", *INTEGERS):
         raise ExportError(
-            f"an int8 source cache does not go with --precision {options.precision}; expected fp32 or int8"
+            f"an int8 source cache does not go with --precision {options.precision}; expected fp32, int8 or int4"
         )
     preset = options.choice().preset
     if preset is not None and preset.source not in QUANTIZED_KINDS:
@@ -117,7 +121,9 @@ def check_max_differing(options: ExportOptions) -> None:
 
 
 def check_max_divergence(options: ExportOptions) -> None:
-    """Check that the budget is a number of nats, and that the bundle is in int8."""
+    """Check that the budget is a number of nats, and that products have matrices of integers."""
+    from tightbeam.graph_passes.precision.lower_precision import INTEGERS
+
     if options.max_divergence is None:
         return
     if not (0 < options.max_divergence < math.inf):
@@ -125,9 +131,10 @@ def check_max_divergence(options: ExportOptions) -> None:
             f"max_divergence={options.max_divergence:g} is not a budget in nats a token; expected a number above 0, "
             f"e.g. {MAX_DIVERGENCE:g}"
         )
-    if options.precision != "int8":
+    if options.precision not in INTEGERS:
         raise ExportError(
-            f"max_divergence is for int8, the precision is {options.precision}; leave it out, or pass --precision int8"
+            f"max_divergence is for int8 and int4, the precision is {options.precision}; leave it out, or pass "
+            "--precision int8"
         )
 
 
@@ -154,8 +161,9 @@ class ExportOptions:
     precision: Annotated[
         str,
         Option(
-            "Precision: fp32, which is exact; fp16 for products, caches and most weights (half the size, inexact); or "
-            "int8 for products and embeddings (a quarter of the size, only for CPUs, inexact).",
+            "Precision: fp32, which is exact; fp16 for products, caches and most weights (half the size, inexact); "
+            "int8 for products and embeddings (a quarter of the size, only for CPUs, inexact); or int4 for their "
+            "weights (an eighth, likewise), which is refused if it changes the model too much.",
             check=check_precision,
         ),
     ] = "fp32"
@@ -163,7 +171,7 @@ class ExportOptions:
         str | None,
         Option(
             "Precision of the cache of the source or prompt: int8, a quarter of the size (only for CPUs, inexact; with "
-            "--precision fp32 or int8); by default float32, or float16 with --precision fp16.",
+            "--precision fp32, int8 or int4); by default float32, or float16 with --precision fp16.",
             check=check_cache_precision,
         ),
     ] = None
@@ -214,20 +222,27 @@ class ExportOptions:
     max_divergence: Annotated[
         float | None,
         Option(
-            "How far int8 may move the distribution of the next token, in nats a token on the calibration texts, such "
-            f"as 0.01 (1% of the perplexity); {MAX_DIVERGENCE:g} by default. Products keep more bits until it holds.",
+            "How far int8 or int4 may move the distribution of the next token, in nats a token on the calibration "
+            f"texts, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
+            f"{MAX_DIVERGENCE_INT4:g} in int4. Products keep more bits until it holds.",
             check=check_max_divergence,
         ),
     ] = None
     check: Annotated[
         bool,
-        Option("Do not compare the bundle with torch, and do not measure the error of fp16 or int8."),
+        Option("Do not compare the bundle with torch, and do not measure the error of fp16, int8 or int4."),
     ] = True
     force: Annotated[bool, Option("Replace an existing bundle in the folder of --output.")] = False
     workload: Workload = field(default_factory=Workload)
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def divergence_budget(self) -> float:
+        """The largest divergence in nats a token."""
+        default = MAX_DIVERGENCE_INT4 if self.precision == "int4" else MAX_DIVERGENCE
+        return default if self.max_divergence is None else self.max_divergence
 
     def choice(self) -> Choice:
         """Choose the kinds of cache. Raises ExportError for an unknown one."""

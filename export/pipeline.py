@@ -6,6 +6,7 @@ import gc
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -27,12 +28,27 @@ from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
-from tightbeam.export.accuracy.calibration_run import CalibrationRun
-from tightbeam.export.accuracy.divergence import divergence, entries_of, steps_before_end, widened, within_budget
+from tightbeam.export.accuracy.calibration_run import CalibrationRun, halves
+from tightbeam.export.accuracy.divergence import (
+    divergence,
+    entries_of,
+    steps_before_end,
+    why_not_int4,
+    widened,
+    within_budget,
+)
+from tightbeam.export.accuracy.gptq import ROWS_TO_FIT
 from tightbeam.export.accuracy.guard import guard
 from tightbeam.export.accuracy.parity import check_loads, compare, sequences_of
 from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pair, speed_note, write_rounding_pair
-from tightbeam.export.accuracy.product_guard import forms_of, measure_products, readers_of
+from tightbeam.export.accuracy.product_guard import (
+    forms_of,
+    int4_error,
+    int4_matrices,
+    int8_error,
+    measure_products,
+    readers_of,
+)
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.accuracy.scale_choice import choose_scales, scaled_rows
@@ -47,10 +63,10 @@ from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.machine_checks import weight_itemsize
-from tightbeam.export.options import MAX_DIVERGENCE, ExportOptions
+from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
-from tightbeam.export.tables import caches_table, inexact_options, products_table
+from tightbeam.export.tables import caches_table, divergences_table, inexact_options, products_table
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
@@ -66,6 +82,8 @@ from tightbeam.graph_passes import (
     to_precision,
 )
 from tightbeam.graph_passes.caches.cost import count_weights
+from tightbeam.graph_passes.precision.int4 import Int4Matrix
+from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 from tightbeam.graph_passes.precision.move_scales import move_scales
 from tightbeam.graph_passes.precision.scale_groups import scale_groups
 from tightbeam.graph_passes.precision.sites import sites
@@ -244,7 +262,7 @@ def _rewrite(export: _Export) -> None:
             _guard_caches(export, activations[0])
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
-    if options.precision != "int8":  # in int8, bytes are known when the graphs are quantised
+    if options.precision not in INTEGERS:  # with integers, bytes are known when the graphs are quantised
         _check_memory(export, _weight_bytes(export))
 
 
@@ -252,7 +270,7 @@ def _try_precision(export: _Export) -> None:
     """Raise PassError now for what the precision refuses after the measurements, which are slow."""
     precision, cache_precision = export.options.precision, export.options.cache_precision
     if precision == "fp16" or cache_precision is not None:
-        to_precision(export.graphs, "fp32" if precision == "int8" else precision, cache_precision=cache_precision)
+        to_precision(export.graphs, "fp32" if precision in INTEGERS else precision, cache_precision=cache_precision)
 
 
 def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) -> None:
@@ -278,7 +296,7 @@ def _run_size(export: _Export) -> RunSize:
 
 
 def _weight_bytes(export: _Export) -> int:
-    """Bytes of the model's parameters in the bundle's precision; in int8 a lower bound."""
+    """Bytes of the model's parameters in the bundle's precision; of integers a lower bound."""
     numbers = sum(tensor.numel() for tensor in export.checkpoint.model.parameters())
     return int(weight_itemsize(export.options.precision) * numbers)
 
@@ -288,42 +306,56 @@ def _lower_precision(export: _Export) -> None:
     precision, cache_precision = export.options.precision, export.options.cache_precision
     export.exact = None
     export.products, export.divergences = (), ()
-    if precision == "int8":
-        _guard_products(export)
+    int4 = _guard_products(export) if precision in INTEGERS else {}
     forms = forms_of(export.products)
-    graphs, results = to_precision(export.graphs, precision, forms, cache_precision=cache_precision)
+    graphs, results = to_precision(export.graphs, precision, forms, int4, cache_precision=cache_precision)
     is_float32 = precision == "fp32" and cache_precision is None
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs
     export.results += results
-    if precision == "int8":  # the graphs know which weights stay float32
+    if precision in INTEGERS:  # the graphs know which weights stay float32
         _check_memory(export, weight_bytes(graphs))
 
 
-def _guard_products(export: _Export) -> None:
-    """Measure the error of each product in int8 on real rows and of all together, and choose their forms."""
+def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
+    """Measure the error of each product in integers on real rows and of all together, and choose their forms.
+
+    Returns the matrices of 4 bits by the names of their products. Raises ExportError if too few can have them.
+    """
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
     checkpoint, graphs = export.checkpoint, export.graphs
     samples = calibration_samples(checkpoint, export.preparation.texts)
+    in_int4 = export.options.precision == "int4"
+    choosing, measured = halves(samples) if in_int4 else (samples, samples)
     generation, parent = checkpoint.generation_config, export.preparation.target.absolute().parent
-    run = CalibrationRun(samples, generation, parent, decoder_only=graphs.sizes.decoder_only)
+    of_run = partial(CalibrationRun, generation=generation, beside=parent, decoder_only=graphs.sizes.decoder_only)
+    run = of_run(measured)
     rows, exact = product_rows(graphs, found, run)
     groups, _ = scale_groups(graphs)
-    scales = choose_scales(groups, found, rows)
+    scales = choose_scales(groups, found, rows, int4_error if in_int4 else int8_error)
     export.results.append(move_scales(graphs, scales))
     found, rows = sites(graphs), scaled_rows(groups, scales, rows)
-    entries = measure_products(found, rows)
+    int4 = {}
+    if in_int4:
+        rows_to_fit, _ = product_rows(graphs, found, of_run(choosing, most_rows=ROWS_TO_FIT))
+        int4 = int4_matrices(found, rows_to_fit)
+    entries = measure_products(found, rows, int4)
     counted = steps_before_end(exact.tokens, generation.get("eos_token_id"))
 
     def divergence_of(forms: Mapping[str, str]) -> float:
-        quantized, _ = to_precision(graphs, "int8", forms)
+        quantized, _ = to_precision(graphs, "int8", forms, int4)
         return divergence(exact, run(quantized, exact.tokens).log_probabilities, counted)
 
-    budget = MAX_DIVERGENCE if export.options.max_divergence is None else export.options.max_divergence
+    budget = export.options.divergence_budget
     widenings = within_budget(entries, readers_of(found), divergence_of, budget)
     export.products = widened(entries, widenings[-1])
     export.divergences = entries_of(widenings, entries, readers_of(found))
+    if in_int4 and (refusal := why_not_int4(export.products, export.divergences, budget)):
+        export.on_table(products_table(export.products))
+        export.on_table(divergences_table(export.divergences))
+        raise ExportError(refusal)
+    return int4
 
 
 def _write(export: _Export) -> Bundle:
@@ -420,7 +452,7 @@ def _measure_precision(
         del export.exact, export.graphs
         gc.collect()
         error, times = measure_rounding_pair(Path(scratch), manifest, inexact_options(manifest))
-        if times is not None and (note := speed_note("int8", times)):
+        if times is not None and (note := speed_note(manifest.precision, times)):
             export.on_note(note)
         assert export.reference is not None
         return error, sequences_of(Path(scratch) / EXACT, export.reference)

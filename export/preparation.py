@@ -24,7 +24,7 @@ from tightbeam.export.options import ExportOptions
 from tightbeam.export.writing.creation_time import creation_time
 from tightbeam.graph_passes import LayerPlan, RunSize, Sizes, needs_guard, passes_of, plan_bytes, same_for_all, why_not
 from tightbeam.graph_passes.caches.cost import Machine
-from tightbeam.graph_passes.precision.lower_precision import itemsize
+from tightbeam.graph_passes.precision.lower_precision import INTEGERS, itemsize
 
 __all__ = [
     "Preparation",
@@ -108,7 +108,7 @@ def check_calibration(files: CheckpointFiles) -> None:
 def _measures(options: ExportOptions, choice: Choice, layers: int) -> bool:
     """Return whether an export measures errors on samples, the comparison with torch aside."""
     guarded = choice.preset is None or needs_guard(same_for_all(choice.preset, layers, ""))
-    return guarded or options.precision == "int8" or options.cache_precision is not None
+    return guarded or options.precision in INTEGERS or options.cache_precision is not None
 
 
 def _check_rates(options: ExportOptions) -> None:
@@ -169,13 +169,14 @@ def run_of(options: ExportOptions, family: Family, sizes: Sizes, defaults: Mappi
     """Return the sizes of the run that the options describe, with a model's generation defaults."""
     whole = family.has_whole_source
     run = options.workload.run_size(sizes, defaults, itemsize(options.precision), whole=whole)
-    return replace(run, int8=options.precision == "int8", quantized_source=options.cache_precision is not None)
+    integers = weight_itemsize(options.precision) if options.precision in INTEGERS else 0.0
+    return replace(run, weight_itemsize=integers, quantized_source=options.cache_precision is not None)
 
 
 def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
     """Raise ExportError if the memory limit is below what the config's sizes need, a lower bound."""
     limit, weights = options.workload.memory_limit, files.family.weights(files.declared)
-    weight_bytes = weight_itemsize(options.precision) * weights.total
+    weight_bytes = int(weight_itemsize(options.precision) * weights.total)
     if choice.preset is not None:
         check_memory(limit, weight_bytes, same_for_all(choice.preset, files.sizes.L, ""), files.sizes, run)
     elif limit is not None:

@@ -103,29 +103,33 @@ def passes_table(bundle: Bundle) -> Table:
 def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     """Table of products and embeddings: the error of each on real rows in int8 and other precisions, and its form."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    headings = ("product", "shape", "int8", "w8a16", "fp16", "kept")
+    in_int4 = any(entry.w4a16 is not None for entry in entries)
+    headings = ("product", "shape", *(["w4a16"] if in_int4 else []), "int8", "w8a16", "fp16", "kept")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("product", "kept") else "right", no_wrap=True)
     for entry in entries:
-        errors = [_error(entry.int8), "" if entry.w8a16 is None else _error(entry.w8a16), _error(entry.fp16)]
+        errors = [_error(entry.w4a16)] if in_int4 else []
+        errors += [_error(entry.int8), "" if entry.w8a16 is None else _error(entry.w8a16), _error(entry.fp16)]
         shape = " x ".join(map(str, entry.shape))
-        table.add_row(entry.name, shape, *errors, entry.kept, style=None if entry.kept == "int8" else "bold")
+        table.add_row(entry.name, shape, *errors, entry.kept, style="bold" if entry.kept in ("w8a16", "fp32") else None)
     reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
-    allowed = max((entry.allowed for entry in entries), default=0.0)
+    limits = sorted({entry.allowed for entry in entries}) or [0.0]
+    allowed = " or ".join(f"{limit:.0%}" for limit in limits)
     title = (
-        f"Relative errors of matrix products and embeddings, on rows that texts give; {allowed:.0%} is allowed.\n"
-        "w8a16: weights of 8 bits and rows of 16, tried if int8 errs by more"
+        f"Relative errors of matrix products and embeddings, on rows that texts give; {allowed} is allowed.\n"
+        "w8a16: weights of 8 bits and rows of 16, tried if int8 errs by more" + "; w4a16: weights of 4 bits" * in_int4
     )
     return Group(titled(title, table), *map(Text, reasons))
 
 
 def divergences_table(entries: Sequence[DivergenceEntry]) -> RenderableType:
-    """Table of the measurements by which the forms of int8 products were chosen."""
+    """Table of the measurements by which the forms of products were chosen."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("divergence", "int8", "w8a16", "fp32", "matrices"):
+    in_int4 = any(entry.w4a16 for entry in entries)
+    for heading in ("divergence", *(["w4a16"] if in_int4 else []), "int8", "w8a16", "fp32", "matrices"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
-        forms = map(str, (entry.int8, entry.w8a16, entry.fp32))
+        forms = map(str, (*([entry.w4a16] if in_int4 else []), entry.int8, entry.w8a16, entry.fp32))
         table.add_row(f"{entry.divergence:.2g}", *forms, megabytes(entry.bytes))
     return titled("Divergence from float32 in nats a token, by the forms of products and embeddings", table)
 
@@ -147,11 +151,13 @@ def _error(error: float | None) -> str:
 
 
 def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry]) -> str:
-    """A sentence for the report about the forms of int8 products and their divergence; empty in other precisions."""
+    """A sentence for the report about the forms of products and their divergence; empty without integers."""
     if not entries:
         return ""
-    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16")}
+    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16", "int8", "w4a16")}
+    precision = "int4" if kept["w4a16"] else "int8"
     parts = [
+        f"{kept['int8']} are in int8" if kept["w4a16"] and kept["int8"] else "",
         f"{kept['w8a16']} have rows of 16 bits" if kept["w8a16"] else "",
         f"{kept['fp32']} stay in float32" if kept["fp32"] else "",
     ]
@@ -160,7 +166,9 @@ def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[D
     if divergences:
         moved = divergences[-1].divergence
         perplexity = f"{100 * math.expm1(moved):.2g}%"
-        said.append(f"int8 moves the distribution of the next token by {moved:.2g} nats ({perplexity} of perplexity)")
+        said.append(
+            f"{precision} moves the distribution of the next token by {moved:.2g} nats ({perplexity} of perplexity)"
+        )
     return "; ".join(said)
 
 

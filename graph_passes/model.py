@@ -87,15 +87,15 @@ class RunSize:
     """generated positions"""
     itemsize: int = 4
     """bytes of a number in caches and products"""
-    int8: bool = False
-    """products with constant matrices are integers of a byte; ``itemsize`` is that of caches alone"""
+    weight_itemsize: float = 0.0
+    """bytes of an integer in products with constant matrices; 0: these are floats of ``itemsize``"""
     quantized_source: bool = False
     """source caches are integers of 8 bits, with a float32 scale for each row"""
 
     @property
     def has_integers(self) -> bool:
-        """True if products or source caches are integers of 8 bits."""
-        return self.int8 or self.quantized_source
+        """True if products or source caches are integers."""
+        return bool(self.weight_itemsize) or self.quantized_source
 
     @property
     def R(self) -> int:

@@ -10,10 +10,10 @@
                         prompt_outputs (decoder-only)
                         search_head, step_rows, fold_residuals
     skip_small_weights  if asked for: not exact
-    move_scales         for int8, with scales that the export chooses on real rows
+    move_scales         for int8 and int4, with scales that the export chooses on real rows
     to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
-                        normalize_rows for int8, linear, flat_rows, and quantize_source for an int8 source cache,
-                        else prompt_parts: half precision and integers are not exact
+                        normalize_rows for int8 and int4, linear, flat_rows, and quantize_source for an int8 source
+                        cache, else prompt_parts: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
                         on the written messages, to_plugin_nodes
 
@@ -39,10 +39,11 @@ from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
+from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.linear import linear
-from tightbeam.graph_passes.precision.lower_precision import lower_precision
+from tightbeam.graph_passes.precision.lower_precision import INTEGERS, lower_precision
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
-from tightbeam.graph_passes.precision.quantize import NO_FORMS, quantize
+from tightbeam.graph_passes.precision.quantize import NO_FORMS, NO_INT4, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
@@ -119,29 +120,34 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
 
 
 def to_precision(
-    graphs: ModelGraphs, precision: str, forms: Mapping[str, str] = NO_FORMS, *, cache_precision: str | None = None
+    graphs: ModelGraphs,
+    precision: str,
+    forms: Mapping[str, str] = NO_FORMS,
+    int4: Mapping[str, Int4Matrix] = NO_INT4,
+    *,
+    cache_precision: str | None = None,
 ) -> tuple[ModelGraphs, list[PassResult]]:
-    """Copy of a variant's graphs in a precision; in float32 and int8 with the operators of CPUs.
+    """Copy of a variant's graphs in a precision; in float32, int8 and int4 with the operators of CPUs.
 
     Parameters
     ----------
     graphs
         A variant's graphs in float32.
     precision
-        "fp32", "fp16", "bf16" or "int8".
-    forms
-        Forms of single products in int8 (``quantize``).
+        "fp32", "fp16", "bf16", "int8" or "int4".
+    forms, int4
+        Forms of single products in int8 and int4, and the matrices of those with 4 bits (``quantize``).
     cache_precision
-        "int8" for a source cache in int8, with "fp32" and "int8".
+        "int8" for a source cache in int8, with all but "fp16" and "bf16".
 
     Raises
     ------
     PassError
         For a weight beyond the range of the precision, and for a source cache that cannot be int8.
     """
-    if precision not in ("fp32", "int8"):
+    if precision not in ("fp32", *INTEGERS):
         return _run(_precision_passes(precision), graphs)
-    integers: list[Pass] = [partial(quantize, forms=forms), normalize_rows] if precision == "int8" else []
+    integers: list[Pass] = [partial(quantize, forms=forms, int4=int4), normalize_rows] if precision in INTEGERS else []
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
     return _run([*passes, prompt_parts if cache_precision is None else quantize_source], graphs)
 

@@ -41,7 +41,7 @@ FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 WEIGHTS = "weights.safetensors"
 
-Precision = Literal["fp32", "fp16", "int8"]
+Precision = Literal["fp32", "fp16", "int8", "int4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 """Precisions of a bundle's graphs."""
 EnginePrecision = Literal["fp32", "fp16", "bf16"]
@@ -172,45 +172,48 @@ class QuantizedEntry(Entry):
     shape : tuple of int
         Of a product: numbers of a row, and columns, after the number of heads if each head has a matrix. Of an
         embedding: its width, and its tokens or positions.
-    int8, w8a16, fp16, fp32 : float or None
-        Error in int8; with weights of 8 bits and rows of 16; in half precision; in float32.
+    w4a16, int8, w8a16, fp16, fp32 : float or None
+        Error with weights of 4 bits and rows of 16; in int8; with weights of 8 bits and rows of 16; in half precision;
+        in float32.
     blocks : float or None
         Error in int8 with a scale for every 128 numbers, a form of older bundles.
     allowed : float
         Upper bound on the error of the form in the bundle.
-    kept : "int8", "w8a16", "fp32" or "blocks"
+    kept : "w4a16", "int8", "w8a16", "fp32" or "blocks"
         The form in the bundle.
     reason : str
-        The reason for another form than int8.
+        The reason for another form than the first one of the precision.
     """
 
     name: str
     shape: tuple[int, int] | tuple[int, int, int]
     embedding: bool
+    w4a16: FiniteFloat | None = None
     int8: FiniteFloat | None
     w8a16: FiniteFloat | None = None
     blocks: FiniteFloat | None = None
     fp16: FiniteFloat | None
     fp32: FiniteFloat | None
     allowed: FiniteFloat
-    kept: Literal["int8", "w8a16", "fp32", "blocks"]
+    kept: Literal["w4a16", "int8", "w8a16", "fp32", "blocks"]
     reason: str
 
 
 class DivergenceEntry(Entry):
-    """Measurement of the forms of int8 products: how far they move the distribution of the next token.
+    """Measurement of the forms of int8 or int4 products: how far they move the distribution of the next token.
 
     Attributes
     ----------
     divergence : float
-        Mean of KL(float32 || int8) over the steps of calibration inputs, in nats a token.
-    int8, w8a16, fp32 : int
+        Mean of KL(float32 || these forms) over the steps of calibration inputs, in nats a token.
+    w4a16, int8, w8a16, fp32 : int
         Products and embeddings in each form.
     bytes : int
         Bytes of their matrices, without scales; one that several products read counts once.
     """
 
     divergence: FiniteFloat
+    w4a16: int = 0
     int8: int
     w8a16: int
     fp32: int
@@ -398,7 +401,7 @@ class Manifest(Entry):
 
     Attributes
     ----------
-    precision : "fp32", "fp16" or "int8"
+    precision : "fp32", "fp16", "int8" or "int4"
         Precision of products, caches and most weights.
     cache_precision : "int8" or None
         Precision of the source caches if it differs from ``precision``: integers, with a scale for each row.
@@ -407,9 +410,9 @@ class Manifest(Entry):
     global_tokens : int
         Number of first tokens of each source that have global attention in the encoder; above 0 only for LED.
     quantized : tuple of QuantizedEntry
-        Products and embeddings of an int8 bundle; empty in other precisions, and in older bundles.
+        Products and embeddings of an int8 or int4 bundle; empty in other precisions, and in older bundles.
     divergences : tuple of DivergenceEntry
-        How the forms of int8 products were chosen: each measurement in order, the bundle's forms last; empty in other
+        How the forms of the products were chosen: each measurement in order, the bundle's forms last; empty in other
         precisions, and in older bundles.
     quantized_caches : tuple of QuantizedCacheEntry
         Source caches in int8; empty without them, and in older bundles.
@@ -426,7 +429,7 @@ class Manifest(Entry):
         The graph that encodes a part of a prompt behind cached positions, for a CPU; None if there cannot be one, and
         in older bundles.
     precision_error : PrecisionErrorEntry or None
-        The error of half precision or int8; None in float32, and if it was not measured.
+        The error of half precision, int8 or int4; None in float32, and if it was not measured.
     provenance : Provenance or None
         Origin of the bundle; None in format 1.
     """
@@ -491,10 +494,15 @@ class Manifest(Entry):
         return self.speech is None and self.image is None
 
     @property
+    def has_integers(self) -> bool:
+        """True if products have matrices of integers."""
+        return self.precision in ("int8", "int4")
+
+    @property
     def cpu_alone(self) -> str | None:
         """The reason why only CPUs run the bundle, as a clause for an error; None if GPUs run it too."""
-        if self.precision == "int8":
-            return "is in int8"
+        if self.has_integers:
+            return f"is in {self.precision}"
         return None if self.cache_precision is None else f"has its source cache in {self.cache_precision}"
 
     def files(self) -> tuple[FileEntry, ...]:

@@ -254,7 +254,7 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
                 f"{folder / MANIFEST}: the decoder lacks the cache state {state.input!r} -> {state.output!r} "
                 f"{list(state.shape)}; export the model again"
             )
-    if manifest.quantized and manifest.precision != "int8":
+    if manifest.quantized and not manifest.has_integers:
         raise BundleError(
             f"{folder / MANIFEST} has a table of quantised products, the bundle is in {manifest.precision}; "
             "export the model again"

@@ -335,15 +335,17 @@ def _check(parity: ParityReport | None) -> str:
 
 
 def _products(entries: Sequence[QuantizedEntry]) -> str:
-    """Describe the forms of products and embeddings, and name the ones that are not in int8."""
-    count = {form: sum(entry.kept == form for entry in entries) for form in ("int8", "w8a16", "blocks", "fp32")}
+    """Describe the forms of products and embeddings, and name the ones that are in neither int8 nor int4."""
+    forms = ("w4a16", "int8", "w8a16", "blocks", "fp32")
+    count = {form: sum(entry.kept == form for entry in entries) for form in forms}
     errors = [error for error in (getattr(entry, entry.kept) for entry in entries) if error is not None]
     text = (
-        f"{count['int8']} of {len(entries)} products and embeddings in int8, {count['w8a16']} with rows of 16 bits, "
+        f"{count['w4a16']} of {len(entries)} products and embeddings in int4, " * bool(count["w4a16"])
+        + f"{count['int8']} of {len(entries)} products and embeddings in int8, {count['w8a16']} with rows of 16 bits, "
         + f"{count['blocks']} in blocks of 128, " * bool(count["blocks"])
         + f"{count['fp32']} in float32; the largest error of one is {max(errors, default=0.0):.2%}"
     )
-    named = [f"{entry.name} ({entry.kept})" for entry in entries if entry.kept != "int8"]
+    named = [f"{entry.name} ({entry.kept})" for entry in entries if entry.kept not in ("int8", "w4a16")]
     return f"{text}: {', '.join(named)}" if named else text
 
 

@@ -80,14 +80,14 @@ class Actors:
 def memory_of_actor(manifest: Manifest, options: GenerationOptions, batch_size: int) -> ActorMemory:
     """Estimate the memory of an actor on CPUs from above: a loaded model, and the caches of a batch of longest sources.
 
-    The operators of an int8 bundle, and of a bundle whose products the pass ``linear`` has rewritten, read the weights
-    in the mapped file, so all processes of a machine share one copy. The weights of other bundles are packed by ONNX
-    Runtime, a copy in each process.
+    The operators of a bundle in int8 or int4, and of a bundle whose products the pass ``linear`` has rewritten, read
+    the weights in the mapped file, so all processes of a machine share one copy. The weights of other bundles are
+    packed by ONNX Runtime, a copy in each process.
     """
     new_tokens = options.max_length - options.beginning
     workload = workload_of(manifest, batch_size=batch_size, num_beams=options.num_beams, new_tokens=new_tokens)
     own, weights = sum(cache_bytes(manifest, workload)) + PROCESS_BYTES, manifest.weights.bytes
-    if manifest.precision == "int8" or any(entry.name == LINEAR and entry.matched for entry in manifest.passes):
+    if manifest.has_integers or any(entry.name == LINEAR and entry.matched for entry in manifest.passes):
         return ActorMemory(own, weights)
     return ActorMemory(own + round(1.2 * weights))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.model import Array
 from tightbeam.plugins.library import cpu_library
 
-__all__ = ["MOST_ROWS", "TAKEN", "CalibrationRun", "Outputs", "evenly"]
+__all__ = ["MOST_ROWS", "TAKEN", "CalibrationRun", "Outputs", "evenly", "halves"]
 
 TAKEN = "guard.rows"
 """Input of an encoder with further outputs: the rows that these take of a product."""
@@ -74,11 +74,21 @@ class CalibrationRun:
         The checkpoint's generation settings, for the start token.
     beside
         Folder in which temporary ones are made for the weights.
+    most_rows
+        Rows of each product that a run gives, at most.
     """
 
-    def __init__(self, samples: Samples, generation: Mapping[str, Any], beside: Path, *, decoder_only: bool) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        generation: Mapping[str, Any],
+        beside: Path,
+        *,
+        decoder_only: bool,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
         self.inputs, self.prompts = _inputs(samples, decoder_only)
-        self.beside = beside
+        self.beside, self.most_rows = beside, most_rows
         start = generation.get("decoder_start_token_id")
         self.start = (generation.get("bos_token_id") if start is None else start) or 0
 
@@ -107,7 +117,7 @@ class CalibrationRun:
         B = len(next(iter(inputs.values())))
         mask = inputs.setdefault("attention_mask", np.ones((B, graphs.sizes.max_source), np.int64))
         positions = np.flatnonzero(mask)
-        taken = positions[evenly(len(positions), MOST_ROWS)] if len(positions) else np.zeros(1, np.int64)
+        taken = positions[evenly(len(positions), self.most_rows)] if len(positions) else np.zeros(1, np.int64)
         count("encoding calibration inputs")
         session = _session(folder, "encoder")
         encoded = _named_outputs(session, {**inputs, "num_beams": np.ones(1, np.int64), TAKEN: taken})
@@ -116,7 +126,7 @@ class CalibrationRun:
         session = _session(folder, "decoder")
         P = 1 if prompts is None else prompts.tokens.shape[1]
         vocabulary = graphs.sizes.vocabulary
-        steps = max(1, min(MOST_STEPS, MOST_ROWS // B, graphs.sizes.max_target - P))
+        steps = max(1, min(MOST_STEPS, self.most_rows // B, graphs.sizes.max_target - P))
         sizes = sizes_of(B, mask.shape[1], 1, steps, P)
         step = small_inputs(sizes)
         step["normalize"][...], step["repetition_penalty"][...], step["candidates"][...] = True, 1, vocabulary
@@ -168,6 +178,15 @@ def _written(graphs: ModelGraphs, beside: Path) -> Iterator[Path]:
             f"ONNX Runtime {ort.__version__} cannot run the graphs to measure their products: {reason}; "
             "please report this with the checkpoint's config.json, unless memory is full"
         ) from error
+
+
+def halves(samples: Samples) -> tuple[Samples, Samples]:
+    """Every other sample, and those between them: to choose something, and to measure it on inputs that did not choose
+    it. Of a single one, and of audio and images, which are few, both halves have all."""
+    if not isinstance(samples, TextSamples) or len(samples.rows) < 2:
+        return samples, samples
+    first, second = (replace(samples, texts=samples.texts[half::2], rows=samples.rows[half::2]) for half in (0, 1))
+    return first, second
 
 
 def evenly(count: int, most: int) -> Array:

@@ -1,4 +1,4 @@
-"""The end of int8: how far the distribution of the next token moves, and forms that keep it within a budget.
+"""The end of int8 and int4: how far the distribution of the next token moves, and forms that keep it within a budget.
 
 A product's own error does not say what it does to the output: an error in the logits' product changes every token, and
 one in a key may change none. So an export measures the whole model too: the int8 graphs are fed the tokens that the
@@ -6,7 +6,8 @@ float32 graphs choose, and the divergence is the mean of KL(float32 || int8) ove
 quantising adds to the mean negative log-probability of text that the float32 model would write: 0.01 nats are 1 % of
 the perplexity.
 
-If the divergence exceeds the budget, products get wider forms ("int8" -> "w8a16" -> "fp32") until it does not.
+If the divergence exceeds the budget, products get wider forms ("w4a16" -> "int8" -> "w8a16" -> "fp32") until it does
+not. Only --precision int4 begins with "w4a16".
 
 1. Each group of products is quantised alone: those of one graph and one shape, which have one role in all layers.
 2. The divergence of a small error grows with its square, and independent errors add up. So a product's harm is the
@@ -24,14 +25,17 @@ import numpy as np
 
 from tightbeam.deploy.bundle.manifest import DivergenceEntry, QuantizedEntry
 from tightbeam.export.accuracy.calibration_run import Outputs
+from tightbeam.export.accuracy.product_guard import is_allowed, limit, same_bits
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.sites import FORMS
+from tightbeam.graph_passes.precision.int4 import BYTES
+from tightbeam.graph_passes.precision.sites import BITS, FORMS
 
 __all__ = [
     "Widening",
     "divergence",
     "entries_of",
     "steps_before_end",
+    "why_not_int4",
     "widened",
     "within_budget",
 ]
@@ -39,8 +43,12 @@ __all__ = [
 MOST_TRIALS = 6
 MARGIN = 0.8
 """The part of the budget to which the prediction is brought: harms do not add up exactly."""
-COST = {"int8": 1.0, "w8a16": 1.25, "fp32": 4.0}
+LEAST_SHARE = 0.5
+"""The share of the weights that has 4 bits in a bundle in int4, at least: with less, int8 is as good."""
+COST = {"w4a16": BYTES, "int8": 1.0, "w8a16": 1.25, "fp32": 4.0}
 """Cost of a product in each form, relative to int8: bytes of the matrix, and for "w8a16" the time of 16 rows."""
+STORED = {form: BYTES if bits == 4 else bits / 8 for form, bits in BITS.items()}
+"""Bytes of a weight in each form."""
 
 Forms = Mapping[str, str]
 
@@ -105,7 +113,7 @@ def within_budget(
     entries
         The products and embeddings, with the forms that the guard allows each and its errors in all of them.
     readers
-        By the name of each, the names of all that read its matrix: if one of them is float32, all are.
+        By the name of each, the names of all that read its matrix: all have it in the same bits.
     measure
         Gives the divergence of forms by name; products without a name here are "int8".
     budget
@@ -139,7 +147,9 @@ def widened(entries: Sequence[QuantizedEntry], last: Widening) -> tuple[Quantize
     return tuple(
         entry
         if last.forms[entry.name] == entry.kept
-        else entry.model_copy(update={"kept": last.forms[entry.name], "reason": reason})
+        else entry.model_copy(
+            update={"kept": last.forms[entry.name], "allowed": limit(last.forms[entry.name]), "reason": reason}
+        )
         for entry in entries
     )
 
@@ -153,10 +163,26 @@ def entries_of(
     return tuple(
         DivergenceEntry(
             divergence=widening.divergence,
-            bytes=sum(size * (4 if widening.forms[name] == "fp32" else 1) for name, size in sizes.items()),
+            bytes=round(sum(size * STORED[widening.forms[name]] for name, size in sizes.items())),
             **{form: sum(kept == form for kept in widening.forms.values()) for form in FORMS},
         )
         for widening in widenings
+    )
+
+
+def why_not_int4(
+    entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], budget: float
+) -> str | None:
+    """The reason why a model is not worth int4, in one line; None if most of its weights have 4 bits."""
+    numbers = {form: sum(int(np.prod(entry.shape)) for entry in entries if entry.kept == form) for form in FORMS}
+    share = numbers["w4a16"] / max(1, sum(numbers.values()))
+    if share >= LEAST_SHARE:
+        return None
+    first = divergences[0]
+    return (
+        f"int4 does not hold: within a divergence of {budget:g} nats a token, {share:.0%} of the weights have 4 bits, "
+        f"expected {LEAST_SHARE:.0%} at least; with {first.w4a16} of {len(entries)} products and embeddings in int4 "
+        f"the divergence is {first.divergence:.2g}; pass --precision int8, or a larger --max-divergence"
     )
 
 
@@ -177,8 +203,13 @@ def _harms(entries: Sequence[QuantizedEntry], forms: Forms, measure: Callable[[F
 
 
 def _square(entry: QuantizedEntry, form: str) -> float:
-    error = None if form == "fp32" else getattr(entry, form)
-    return 0.0 if error is None else float(error) ** 2
+    error = _error(entry, form)
+    return 0.0 if error is None else error**2
+
+
+def _error(entry: QuantizedEntry, form: str) -> float | None:
+    """The error in a form; None if it was not measured, or is not finite, and in float32."""
+    return None if form == "fp32" else getattr(entry, form)
 
 
 def _predicted(entries: Sequence[QuantizedEntry], forms: Forms, harms: Mapping[str, float]) -> float:
@@ -193,11 +224,14 @@ def _widen(
     target: float,
 ) -> None:
     """Widen products in ``forms``, the most useful first, until the predicted divergence is at most ``target``."""
+    errors = {entry.name: {form: _error(entry, form) for form in FORMS} for entry in entries}
     while _predicted(entries, forms, harms) > target:
         best, worth = None, 0.0
         for entry in entries:
             form = forms[entry.name]
             for wider in FORMS[FORMS.index(form) + 1 :]:
+                if not is_allowed(wider, errors[entry.name][wider]):
+                    continue
                 saved = harms[entry.name] * (_square(entry, form) - _square(entry, wider))
                 own = saved / ((COST[wider] - COST[form]) * float(np.prod(entry.shape)))
                 if own > worth:
@@ -205,4 +239,8 @@ def _widen(
         if best is None:
             return
         name, wider = best
-        forms |= dict.fromkeys(readers[name] if wider == "fp32" else [name], wider)
+        if BITS[wider] > BITS[forms[name]]:
+            found = same_bits([errors[reader] for reader in readers[name]], BITS[wider])
+            forms |= zip(readers[name], found, strict=True)
+        if BITS[wider] == BITS[forms[name]]:
+            forms[name] = wider

@@ -32,7 +32,7 @@ from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
 
 __all__ = ["GuardResult", "guard"]
 
-ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
+ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0, "int8": 2.0, "int4": 2.0}
 """Largest allowed error, in units of the original's error at its baseline precision: twice the original's own in half
 precision and in int8; in float32 a tenth of what half precision would add, which is a common price for speed. The
 comparison at the end of the export compares the tokens themselves."""
@@ -95,7 +95,7 @@ def guard(
     activations
         Activations of each layer's attention over the source, and of its attention over the generated part.
     precision
-        The bundle's: "fp32", "fp16", "bf16" or "int8".
+        The bundle's: "fp32", "fp16", "bf16", "int8" or "int4".
 
     Returns
     -------

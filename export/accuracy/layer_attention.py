@@ -16,6 +16,7 @@ from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.caches.algebra import few_columns, key_heads, orthonormal_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
+from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 
 __all__ = ["BASELINE_PRECISION", "TORCH_DTYPES", "LayerAttention", "product_in", "rows_in_int8"]
 
@@ -24,9 +25,10 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "int8": torch.float32,
+    "int4": torch.float32,
 }
 """Type of the attention itself, by the bundle's precision."""
-BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
+BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8", "int4": "int8"}
 """Precision of the original attention whose error bounds the error of the rewritten one."""
 
 
@@ -84,11 +86,11 @@ class LayerAttention:
         return replace(self, key=product_in(self.states, W_K) + bias, key_bias=bias, W_K=W_K)
 
     def with_products_in(self, precision: str) -> LayerAttention:
-        """The same with keys and values from int8 products; unchanged in other precisions, which ``dtype`` stands for.
+        """The same with keys and values from products of integers; unchanged in half precision, which ``dtype`` is.
 
         Keys that are rotated before they are multiplied with queries keep these products exact.
         """
-        if precision != "int8":
+        if precision not in INTEGERS:
             return self
         key = product_in(self.states, self.W_K, precision) + self.key_bias
         B, G, N, K = self.scored.shape
@@ -163,8 +165,8 @@ class LayerAttention:
 
 
 def product_in(states: Tensor, weight: Any, precision: str = "") -> Tensor:
-    """``states`` times a weight [D, Y] in float64, or as int8 rounds it."""
-    if precision != "int8":
+    """``states`` times a weight [D, Y] in float64, or as int8 rounds it, also for int4."""
+    if precision not in INTEGERS:
         return states @ torch.from_numpy(weight)
     integers, scale = quantized_columns(weight)
     return rows_in_int8(states) @ torch.from_numpy(integers * scale.astype(np.float64))

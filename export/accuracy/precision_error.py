@@ -88,7 +88,7 @@ def measure_rounding_pair(scratch: Path, manifest: Manifest, inexact: str) -> tu
     fix = "take --precision fp32, and of that bundle build-engine --precision bf16"
     if manifest.precision != "fp16":
         fix = f"leave {inexact} out"
-    timed = manifest.precision == "int8"
+    timed = manifest.has_integers
     return _measure(scratch / EXACT, manifest, scratch / ROUNDED, manifest.sizes.max_target, fix, timed=timed)
 
 

@@ -3,8 +3,11 @@
 A product in int8 rounds each row and each column to 255 steps between its largest numbers. One large number among small
 ones takes all of the steps, so the error depends on the model. The guard therefore computes each product on the rows
 that it multiplies while the model generates, in every form, and compares it with float64. A product that errs more than
-allowed keeps 15 bits of its rows, with the same matrix of bytes, and stays float32 if that errs too much as well. A
-matrix that several products read, as an embedding and the logits may, is float32 if one of them needs it.
+allowed keeps 15 bits of its rows, with the same matrix of bytes, and stays float32 if that errs too much as well. All
+readers of a matrix, as an embedding and the logits may be, have it in the same bits, the most that one of them needs.
+
+**Matrices of 4 bits** err by ten times as much, evenly over all products, and are for models that bear it: they have a
+limit of their own, and the divergence of the whole model decides (``divergence``). A product beyond it has 8 bits.
 
 **The error** is relative, row by row: the root mean square of a row's difference over the root mean square of the exact
 row, without bias. The error of the product is the root mean square of its rows' errors; a matrix for each head makes
@@ -21,23 +24,67 @@ from functools import partial
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
+from tightbeam.export.accuracy.gptq import corrected
 from tightbeam.export.counts import counted
 from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.int4 import Int4Matrix, nearest
 from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
-from tightbeam.graph_passes.precision.sites import Site
+from tightbeam.graph_passes.precision.quantize import NO_INT4
+from tightbeam.graph_passes.precision.sites import BITS, FORMS, Site
 from tightbeam.plugins.ops._split_rows import STEPS
+from tightbeam.plugins.ops.int4_matmul import BLOCK
 
-__all__ = ["ALLOWED", "forms_of", "int8_error", "measure_products", "readers_of"]
+__all__ = [
+    "ALLOWED",
+    "forms_of",
+    "int4_error",
+    "int4_matrices",
+    "int8_error",
+    "is_allowed",
+    "limit",
+    "measure_products",
+    "readers_of",
+    "same_bits",
+]
 
 ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
 model err by 0.40 to 1.44 %, products of small random models by 0.5 to 1.2 %, and random weights in BART-large's shapes
 by at most 1.6 %: 20 to 50 times as much as in float16. A column that is 500 times as large costs 50 % or more."""
+ALLOWED_INT4 = 0.2
+"""Largest error of a product with a matrix of 4 bits: twice the median of trained models without corrections, which is
+9 %."""
 MOST_COLUMNS = 1024
 """Columns of a product, or tokens of an embedding, that are measured, at even distances; each has its own scale."""
 
 
-def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[QuantizedEntry, ...]:
+def int4_matrices(sites: Sequence[Site], rows: Mapping[str, Array]) -> dict[str, Int4Matrix]:
+    """Round the matrices of products and embeddings to 4 bits.
+
+    Parameters
+    ----------
+    sites, rows
+        As of :func:`measure_products`.
+
+    Returns
+    -------
+    dict
+        By the name of the site; readers of one matrix share the result. Matrices of heads, and those whose rows are not
+        a multiple of 32 numbers, are missing.
+    """
+    found: dict[str, Int4Matrix] = {}
+    for shared in counted(_by_matrix(sites), "matrices rounded to 4 bits"):
+        first = shared[0]
+        if first.heads or first.X % BLOCK or any(site.X != first.X for site in shared):
+            continue
+        matrix = corrected(first.values, [rows[site.name] for site in shared if site.name in rows])
+        found |= dict.fromkeys((site.name for site in shared), matrix)
+    return found
+
+
+def measure_products(
+    sites: Sequence[Site], rows: Mapping[str, Array], int4: Mapping[str, Int4Matrix] = NO_INT4
+) -> tuple[QuantizedEntry, ...]:
     """Measure products and embeddings, and choose the form of each.
 
     Parameters
@@ -46,14 +93,16 @@ def measure_products(sites: Sequence[Site], rows: Mapping[str, Array]) -> tuple[
         What can be quantised.
     rows
         float32 [rows, X] of each product, by the name of its site; [rows, H X] of the products of H heads.
+    int4
+        Matrices of 4 bits by the name of the site, to be measured too.
 
     Returns
     -------
     tuple of QuantizedEntry
-        One for each site, in order. Sites that share a matrix are all float32 or none, so that it is stored once.
+        One for each site, in order. Sites that share a matrix have it in the same bits, so that it is stored once.
     """
     matrices = counted(_by_matrix(sites), "matrices measured in int8")
-    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows)}
+    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows, int4)}
     return tuple(entries[site.name] for site in sites)
 
 
@@ -78,13 +127,51 @@ def forms_of(entries: Sequence[QuantizedEntry]) -> dict[str, str]:
     return {entry.name: entry.kept for entry in entries}
 
 
+def limit(form: str) -> float:
+    """The largest error that a product may have in a form."""
+    return ALLOWED_INT4 if form == "w4a16" else ALLOWED
+
+
+def is_allowed(form: str, error: float | None) -> bool:
+    """True for an error that a product may have in a form."""
+    return form == "fp32" or (error is not None and error <= limit(form))
+
+
+def same_bits(readers: Sequence[Mapping[str, float | None]], least: int = 0) -> list[str]:
+    """The cheapest form of each reader of a matrix whose error is allowed, if all have it in the same bits.
+
+    Parameters
+    ----------
+    readers
+        The errors of each by form; forms that were not measured may be missing.
+    least
+        The fewest bits that they may have.
+    """
+    while True:
+        allowed = [[form for form in FORMS if is_allowed(form, errors.get(form))] for errors in readers]
+        forms = [next(form for form in own if BITS[form] >= least) for own in allowed]
+        least = max(BITS[form] for form in forms)
+        if all(BITS[form] == least for form in forms):
+            return forms
+
+
+def int4_error(rows: Array, matrix: Array) -> float | None:
+    """The error of rows [rows, X] times a matrix [X, Y] in 4 bits, or in int8 if 32 does not divide X."""
+    if len(matrix) % BLOCK:
+        return int8_error(rows, matrix)
+    matrix = _some_columns(matrix)
+    return _relative(rows @ nearest(matrix).values, _exact(rows, matrix))
+
+
 def int8_error(rows: Array, matrix: Array) -> float | None:
     """The error of rows [rows, X] times a matrix [X, Y] in int8; None if it is NaN or infinite."""
-    matrix = np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // MOST_COLUMNS)])
+    matrix = _some_columns(matrix)
     return _relative(_quantized(rows, matrix), _exact(rows, matrix))
 
 
-def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[QuantizedEntry]:
+def _measure(
+    readers: Sequence[Site], rows: Mapping[str, Array], int4: Mapping[str, Int4Matrix]
+) -> Iterator[QuantizedEntry]:
     """Measure the readers of one matrix, and choose their forms: "int8" and "w8a16" read the same bytes."""
     parts = [_parts(site, rows.get(site.name)) for site in readers]
     exact = [_outputs(each, _exact) for each in parts]
@@ -93,35 +180,42 @@ def _measure(readers: Sequence[Site], rows: Mapping[str, Array]) -> Iterator[Qua
         return [_relative(_outputs(each, form), outputs) for each, outputs in zip(parts, exact, strict=True)]
 
     errors = {"int8": errors_of(_quantized), "w8a16": errors_of(_wide)}
+    if readers[0].name in int4:
+        values = _some_columns(int4[readers[0].name].values)
+        rounded = [_relative(_single(each[0][0], values), outputs) for each, outputs in zip(parts, exact, strict=True)]
+        errors = {"w4a16": rounded, **errors}
     fp16, fp32 = errors_of(_half), errors_of(_single)
     own = [{form: found[index] for form, found in errors.items()} for index in range(len(readers))]
-    kept = [next((form for form, error in found.items() if _is_allowed(error)), "fp32") for found in own]
-    exact_reader = next((site.name for site, form in zip(readers, kept, strict=True) if form == "fp32"), None)
+    kept = same_bits(own)
+    alone = [BITS[same_bits([found])[0]] for found in own]
+    widest = readers[alone.index(max(alone))].name
     for index, site in enumerate(readers):
         yield QuantizedEntry(
             name=site.name,
             shape=site.shape,
             embedding=parts[index][0][0] is None,
+            w4a16=own[index].get("w4a16"),
             int8=own[index]["int8"],
             w8a16=own[index]["w8a16"],
             fp16=fp16[index],
             fp32=fp32[index],
-            allowed=ALLOWED,
-            kept=kept[index] if exact_reader is None else "fp32",  # type: ignore[arg-type]  # one of FORMS
-            reason=_reason(own[index], exact_reader),
+            allowed=limit(kept[index]),
+            kept=kept[index],  # type: ignore[arg-type]  # one of FORMS
+            reason=_reason(own[index], kept[index], widest),
         )
 
 
-def _reason(errors: Mapping[str, float | None], exact_reader: str | None) -> str:
-    """Say why a product does not have int8: its own errors, or the reader of its matrix that needs float32."""
+def _reason(errors: Mapping[str, float | None], kept: str, widest: str) -> str:
+    """Say why a product does not have the first form: its own errors, or the reader of its matrix that needs more."""
     said = []
     for form, error in errors.items():
-        if _is_allowed(error):
+        if form == kept:
             break
-        said.append(f"{form} errs by {_percent(error)}" + f", {ALLOWED:.0%} is allowed" * (form == "int8"))
-    else:
-        return "; ".join(said)
-    return f"it shares the matrix of {exact_reader}" if exact_reader is not None else "; ".join(said)
+        if is_allowed(form, error):
+            return f"it shares the matrix of {widest}"
+        allowed = "" if form == "w8a16" else f", {limit(form):.0%} is allowed"
+        said.append(f"{form} errs by {_percent(error)}{allowed}")
+    return "; ".join(said)
 
 
 _Part = tuple[Array | None, Array]
@@ -132,7 +226,7 @@ _Form = Callable[[Array | None, Array], Array]
 
 def _parts(site: Site, rows: Array | None) -> list[_Part]:
     """A part for each head, or a single one; a large matrix gives some of its columns."""
-    values = np.ascontiguousarray(site.values[..., :: -(-site.Y // MOST_COLUMNS)])
+    values = _some_columns(site.values)
     if rows is None:
         return [(None, values)]
     rows = rows[np.isfinite(rows).all(axis=1)]
@@ -140,6 +234,11 @@ def _parts(site: Site, rows: Array | None) -> list[_Part]:
         return [(rows, values)]
     by_head = rows.reshape(len(rows), site.heads, site.X)
     return [(by_head[:, head], matrix) for head, matrix in enumerate(values)]
+
+
+def _some_columns(matrix: Array) -> Array:
+    """The columns of a matrix [.., X, Y] that are measured."""
+    return np.ascontiguousarray(matrix[..., :: -(-matrix.shape[-1] // MOST_COLUMNS)])
 
 
 def _outputs(parts: Sequence[_Part], form: _Form) -> Array:
@@ -163,10 +262,6 @@ def _half(rows: Array | None, matrix: Array) -> Array:
             return columns.T
         product = rows.astype(np.float16).astype(np.float32) @ columns.astype(np.float32)
         return np.asarray(product.astype(np.float16))
-
-
-def _is_allowed(error: float | None) -> bool:
-    return error is not None and error <= ALLOWED
 
 
 def _percent(error: float | None) -> str:

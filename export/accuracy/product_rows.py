@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.export.accuracy.calibration_run import MOST_ROWS, TAKEN, CalibrationRun, Outputs, evenly
+from tightbeam.export.accuracy.calibration_run import TAKEN, CalibrationRun, Outputs, evenly
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.model import Array
@@ -37,8 +37,8 @@ def product_rows(graphs: ModelGraphs, sites: Sequence[Site], run: CalibrationRun
     Returns
     -------
     tuple
-        By the name of the site float32 [rows, X], or [rows, H X] of H heads, with at most ``MOST_ROWS`` rows; and what
-        the model generated.
+        By the name of the site float32 [rows, X], or [rows, H X] of H heads, with ``run.most_rows`` rows at most; and
+        what the model generated.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def product_rows(graphs: ModelGraphs, sites: Sequence[Site], run: CalibrationRun
     rows = {site: found.encoded[output] for site, output in read["encoder"].items()}
     for site, output in read["decoder"].items():
         all_rows = found.decoded[output]
-        rows[site] = all_rows[evenly(len(all_rows), MOST_ROWS)]
+        rows[site] = all_rows[evenly(len(all_rows), run.most_rows)]
     return rows, found
 
 

@@ -10,7 +10,7 @@ help on the rows between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,13 +23,16 @@ from tightbeam.graph_passes.precision.sites import Site
 __all__ = ["STRENGTHS", "choose_scales", "scaled_rows"]
 
 STRENGTHS = (0.3, 0.5, 0.7, 0.85)
+ErrorOf = Callable[[Array, Array], float | None]
 LARGEST = 2.0**20
 """Scales lie between its inverse and itself, so that no number leaves float32's range."""
 SMALLEST = 1e-5
 """Numbers below it count as this, since channels of zeros have no scale."""
 
 
-def choose_scales(groups: Sequence[ScaleGroup], sites: Sequence[Site], rows: Mapping[str, Array]) -> dict[str, Array]:
+def choose_scales(
+    groups: Sequence[ScaleGroup], sites: Sequence[Site], rows: Mapping[str, Array], error_of: ErrorOf = int8_error
+) -> dict[str, Array]:
     """Choose the scales of groups.
 
     Parameters
@@ -40,6 +43,8 @@ def choose_scales(groups: Sequence[ScaleGroup], sites: Sequence[Site], rows: Map
         The products and embeddings of the graphs.
     rows
         float32 [rows, X] of each product, by the name of its site.
+    error_of
+        The error of rows [., X] times a matrix [X, Y] in the form of the products; None if it is not finite.
 
     Returns
     -------
@@ -54,7 +59,7 @@ def choose_scales(groups: Sequence[ScaleGroup], sites: Sequence[Site], rows: Map
             for name, channels in group.rows.items()
             if name in by_name and len(_finite(rows[name])) > 1
         ]
-        scale = _best(parts, group.count) if parts else None
+        scale = _best(parts, group.count, error_of) if parts else None
         if scale is not None:
             chosen[group.name] = scale
     return chosen
@@ -76,7 +81,7 @@ _Part = tuple[Array, Array, Array]
 """Rows [rows, X] and matrix [X, Y] of a product, and the channel of each of the X numbers."""
 
 
-def _best(parts: Sequence[_Part], count: int) -> Array | None:
+def _best(parts: Sequence[_Part], count: int, error_of: ErrorOf) -> Array | None:
     """The scales [count] with the smallest errors; None if no scales are at least as good."""
     largest, heaviest = np.full(count, SMALLEST), np.full(count, SMALLEST)
     for rows, matrix, channels in parts:
@@ -84,25 +89,26 @@ def _best(parts: Sequence[_Part], count: int) -> Array | None:
         np.maximum.at(largest, channels[kept], np.abs(rows[::2]).max(axis=0)[kept])
         np.maximum.at(heaviest, channels[kept], np.abs(matrix).max(axis=1)[kept])
     found: Array | None = None
-    least = _error(parts, np.ones(count, np.float32), 0)
+    least = _error(parts, np.ones(count, np.float32), 0, error_of)
     for strength in STRENGTHS:
         exponent = np.rint(strength * np.log2(largest) - (1 - strength) * np.log2(heaviest))
         exponent -= np.rint(np.median(exponent))
         scale = np.exp2(exponent).clip(1 / LARGEST, LARGEST).astype(np.float32)
-        error = _error(parts, scale, 0)
+        error = _error(parts, scale, 0, error_of)
         if error < least:
             found, least = scale, error
-    if found is None or _error(parts, found, 1) >= _error(parts, np.ones(count, np.float32), 1):
+    if found is None:
         return None
-    return found
+    unscaled = _error(parts, np.ones(count, np.float32), 1, error_of)
+    return found if _error(parts, found, 1, error_of) < unscaled else None
 
 
-def _error(parts: Sequence[_Part], scale: Array, first: int) -> float:
+def _error(parts: Sequence[_Part], scale: Array, first: int, error_of: ErrorOf) -> float:
     """Sum of the squared errors of the products, on every other row from ``first`` on."""
     total = 0.0
     for rows, matrix, channels in parts:
         own = _of(scale, channels)
-        error = int8_error(rows[first::2] / own, matrix * own[:, None])
+        error = error_of(rows[first::2] / own, matrix * own[:, None])
         total += np.inf if error is None else error**2
     return total
 

@@ -144,7 +144,7 @@ def ranking_table(
 
     ``origin``: the source of the machine's numbers.
     """
-    integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.int8 else ""
+    integers = f", {machine.integer_rate / 1e9:,.0f} GOP/s in int8" if run.weight_itemsize else ""
     if run.quantized_source:
         rates = f"{machine.source_rate / 1e9:,.0f} and {machine.latent_rate / 1e9:,.0f}"
         integers += f",\n{rates} GOP/s of attention over keys and values, and over states, in int8"

@@ -170,8 +170,8 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
 
 def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
     """Products of so many rows with so many weights."""
-    itemsize, rate = (1, "integer_rate") if run.int8 else (run.itemsize, "rate")
-    return Work(name, numbers * itemsize, 2 * rows * numbers, rate)
+    rate = "integer_rate" if run.weight_itemsize else "rate"
+    return Work(name, round(numbers * (run.weight_itemsize or run.itemsize)), 2 * rows * numbers, rate)
 
 
 def _source_attention(kind: SourceKind, is_first: bool, sizes: Sizes, run: RunSize) -> list[Work]:

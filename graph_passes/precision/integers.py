@@ -1,12 +1,14 @@
-"""Matrices as integers of 8 bits with a scale for each column."""
+"""Matrices as integers of 8 bits with a scale for each column, or of 4 bits, made once for all their readers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 
@@ -39,25 +41,37 @@ def quantized_columns(matrix: Array) -> tuple[Array, Array]:
 
 @dataclass
 class QuantizedWeights:
-    """Quantised matrices, each made once for all its readers in both graphs."""
+    """Quantised matrices, each made once for all its readers in both graphs.
 
-    made: dict[tuple[int, bool], tuple[Array, Array, Array]] = field(default_factory=dict)
+    ``int4`` has the matrices of the products and embeddings of the form "w4a16", by the names of their sites.
+    """
+
+    int4: Mapping[str, Int4Matrix] = field(default_factory=dict)
+    made: dict[tuple[int, bool], tuple[Array, tuple[Array, ...]]] = field(default_factory=dict)
     saved: int = 0
 
-    def of(self, site: Site) -> tuple[Array, Array]:
-        """Tiles, and scale [1, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each."""
+    def of(self, site: Site) -> tuple[Array, ...]:
+        """Tiles, and scale [1, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each.
+
+        Of 4 bits: tiles, scales of blocks, and scale [Y].
+        """
         values: Array = site.matrix.values
         key = id(values), site.transposed
-        if key not in self.made:
+        if key not in self.made and site.name in self.int4:
+            self._keep(key, values, self.int4[site.name].tiles())
+        elif key not in self.made:
             matrices = site.values if site.heads else site.values[None]
             quantized = [quantized_columns(matrix) for matrix in matrices]
             tiles = np.stack([tiled(integers) for integers, _ in quantized])
             scale = np.stack([scales for _, scales in quantized])
             if not site.heads:
                 tiles, scale = tiles[0], scale[0]
-            self.made[key] = values, tiles, scale
-            self.saved += values.nbytes - tiles.nbytes - scale.nbytes
-        return self.made[key][1:]
+            self._keep(key, values, (tiles, scale))
+        return self.made[key][1]
+
+    def _keep(self, key: tuple[int, bool], values: Array, made: tuple[Array, ...]) -> None:
+        self.made[key] = values, made
+        self.saved += values.nbytes - sum(array.nbytes for array in made)
 
     def bytes_saved(self, run: object) -> int:
         """Bytes saved against float32, the same in any run."""

@@ -63,17 +63,19 @@ LAYOUT = frozenset(
 """Operators that move values and change none."""
 SIZES = frozenset({"Shape", "Size"})
 """Operators that read shapes and no values; they take any type."""
+INTEGERS = ("int8", "int4")
+"""Precisions whose products have matrices of integers."""
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 ATTENTION_MASK = 3
 """Index of Attention's input that is bool, or added to the scores."""
 
 
 def itemsize(precision: str) -> int:
-    """Bytes of a number in caches: in "fp32", in "int8", whose caches are float32, or in one of ``LOW_TYPES``.
+    """Bytes of a number in caches: in "fp32", in ``INTEGERS``, whose caches are float32, or in one of ``LOW_TYPES``.
 
     Raises KeyError for another precision.
     """
-    return 4 if precision in ("fp32", "int8") else LOW_TYPES[precision].itemsize
+    return 4 if precision in ("fp32", *INTEGERS) else LOW_TYPES[precision].itemsize
 
 
 def lower_precision(graphs: ModelGraphs, precision: str) -> PassResult:

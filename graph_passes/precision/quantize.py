@@ -13,14 +13,17 @@ Everything else stays float32: caches, attention, norms, convolutions, and produ
 of 4.
 
 ``forms`` gives products and embeddings another form, by name: "w8a16" keeps 15 bits of a product's rows, and "fp32"
-leaves it as it is. The guard makes that choice (``export/accuracy``).
+leaves it as it is. "w4a16" has weights of 4 bits as well, which ``int4`` gives. The guard makes that choice
+(``export/accuracy``).
 
-    x - MatMul(W)                 ->  x - SplitRowsMatMul(W uint8, scale)
+    x - MatMul(W)                 ->  x - SplitRowsMatMul(W uint8, scale), or x - Int4MatMul(W uint8, scales, scale)
+    tokens - Gather(E)            ->  tokens - Int4Gather(E^T uint8, scales, scale), if the form is "w4a16"
     x - Transpose - MatMul(W_i) - Transpose  ->  x - SplitRowsHeadMatMul(W uint8, scale)
 
 Needs: float32 graphs. Saves three quarters of the matrices. Not exact: an export counts the outputs that differ.
 Operators: ``plugins/ops/quantize_rows``, ``quantized_matmul``, ``dynamic_quantize_matmul``, ``split_rows_matmul``,
-``head_matmul``, ``split_rows_head_matmul``, ``quantized_gather``, which have CPU kernels alone.
+``int4_matmul``, ``head_matmul``, ``split_rows_head_matmul``, ``quantized_gather``, ``int4_gather``, which have CPU
+kernels alone.
 """
 
 from __future__ import annotations
@@ -34,27 +37,42 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
+from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.integers import QuantizedWeights
 from tightbeam.graph_passes.precision.products import Products
 from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of
 
-__all__ = ["NO_FORMS", "quantize"]
+__all__ = ["NO_FORMS", "NO_INT4", "quantize"]
 
 NAME = "quantize"
 NO_FORMS: Mapping[str, str] = MappingProxyType({})
+NO_INT4: Mapping[str, Int4Matrix] = MappingProxyType({})
 
 
-def quantize(graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS) -> PassResult:
-    """Quantise both graphs, in place; ``forms`` by names of ``sites``, int8 for all others."""
-    weights = QuantizedWeights()
+def quantize(
+    graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS, int4: Mapping[str, Int4Matrix] = NO_INT4
+) -> PassResult:
+    """Quantise both graphs, in place.
+
+    Parameters
+    ----------
+    graphs
+        Float32 graphs.
+    forms
+        Forms by names of ``sites``, int8 for all others.
+    int4
+        The matrices of the products and embeddings of the form "w4a16", by their names. Readers of one matrix have the
+        same one.
+    """
+    weights = QuantizedWeights({name: matrix for name, matrix in int4.items() if forms.get(name) == "w4a16"})
     matched = sum(_quantize(graph, name, graphs.sizes, weights, forms) for name, graph in named_graphs(graphs))
     return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)
 
 
 def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeights, forms: Mapping[str, str]) -> int:
     tidy(graph)
-    wide = {site.name for site in sites_of(graph, name, sizes) if forms.get(site.name) == "w8a16"}
     chosen = [site for site in sites_of(graph, name, sizes) if forms.get(site.name) != "fp32"]
+    wide = {site.name for site in chosen if forms.get(site.name) in ("w8a16", "w4a16")}
     readers = Counter(site.rows.name for site in chosen if site.rows is not None and site.name not in wide)
     quantizer = _Quantizer(Products(graph, NAME, name), weights, wide, readers)
     for site in chosen:
@@ -66,22 +84,24 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeight
 class _Quantizer:
     """Replaces products and embeddings of a graph with operators of integers.
 
-    ``wide`` names the products of the form "w8a16", and ``readers`` counts the others that read each tensor.
+    ``wide`` names the products whose rows keep 15 bits, and ``readers`` counts the others that read each tensor.
     """
 
     def __init__(self, products: Products, weights: QuantizedWeights, wide: set[str], readers: Counter[str]) -> None:
         self.products, self.build, self.weights = products, products.build, weights
         self.wide, self.readers = wide, readers
-        self.constants: dict[int, tuple[gs.Constant, gs.Constant]] = {}
+        self.constants: dict[int, list[gs.Constant]] = {}
         self.rows: dict[str, list[gs.Tensor]] = {}
 
     def replace(self, site: Site) -> None:
         if site.rows is None:
-            self.products.embedding(site, "QuantizedGather", self._matrix(site))
+            op = "Int4Gather" if site.name in self.weights.int4 else "QuantizedGather"
+            self.products.embedding(site, op, self._matrix(site))
         elif site.heads:
             self._products_of_heads(site, site.rows)
         elif site.name in self.wide or self.readers[site.rows.name] == 1:
-            op = "SplitRowsMatMul" if site.name in self.wide else "DynamicQuantizeMatMul"
+            split = "Int4MatMul" if site.name in self.weights.int4 else "SplitRowsMatMul"
+            op = split if site.name in self.wide else "DynamicQuantizeMatMul"
             rows = self.products.matrix_of(site, site.X)
             self.products.product(site, op, [rows, *self._matrix(site)], activates=True)
         else:
@@ -98,13 +118,12 @@ class _Quantizer:
         op = "SplitRowsHeadMatMul" if site.name in self.wide else "HeadMatMul"
         self.build.operator(op, [rows, *self._matrix(site)], {}, [output])
 
-    def _matrix(self, site: Site) -> tuple[gs.Constant, gs.Constant]:
-        """Tiles and scale of a site's matrix."""
-        tiles, scale = self.weights.of(site)
-        if id(tiles) not in self.constants:
-            made = self.build.constant(tiles, np.uint8), self.build.constant(scale, np.float32)
-            self.constants[id(tiles)] = made
-        return self.constants[id(tiles)]
+    def _matrix(self, site: Site) -> list[gs.Constant]:
+        """Tiles and scales of a site's matrix."""
+        made = self.weights.of(site)
+        if id(made) not in self.constants:
+            self.constants[id(made)] = [self.build.constant(array, array.dtype) for array in made]
+        return self.constants[id(made)]
 
     def _quantized_rows(self, site: Site, rows: gs.Tensor) -> list[gs.Tensor]:
         if rows.name not in self.rows:

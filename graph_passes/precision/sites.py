@@ -16,13 +16,15 @@ from tightbeam.graph_passes.builder import only_reader
 from tightbeam.graph_passes.model import Array, ModelGraphs, Sizes
 from tightbeam.plugins.ops.quantized_matmul import GROUP
 
-__all__ = ["FORMS", "Site", "named_graphs", "sites", "sites_of"]
+__all__ = ["BITS", "FORMS", "Site", "named_graphs", "sites", "sites_of"]
 
 FEWEST_POSITIONS = 32
 """Rows from which a table of positions is quantised."""
-FORMS = ("int8", "w8a16", "fp32")
-"""Forms of a product or an embedding, the cheapest first: integers of 8 bits; weights of 8 bits and rows of 16; as it
-is."""
+FORMS = ("w4a16", "int8", "w8a16", "fp32")
+"""Forms of a product or an embedding, the cheapest first: weights of 4 bits and rows of 16; integers of 8 bits; weights
+of 8 bits and rows of 16; as it is."""
+BITS = {"w4a16": 4, "int8": 8, "w8a16": 8, "fp32": 32}
+"""Bits of a weight in each form. All readers of a matrix have forms of the same bits, so that it is stored once."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_integers_have_a_rate_and_bytes_of_their_own() -> None:
     counts, machine = count_weights_of_large(), Machine(1e9, 1e9, 4e9)
     plan = same_for_all(PRESETS["dedup"], LARGE.L, "")
     exact = RunSize(B=2, M=4, N=512, T=64)
-    low = replace(exact, int8=True)
+    low = replace(exact, weight_itemsize=1.0)
     for works in (encoder_work, step_work):
         for one, other in zip(works(plan, LARGE, exact, counts), works(plan, LARGE, low, counts), strict=True):
             integers = other.rate == "integer_rate"

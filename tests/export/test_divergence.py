@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from support.checkpoints.trained_weights import with_trained_weights
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy.calibration_run import Outputs
-from tightbeam.export.accuracy.divergence import divergence, entries_of, steps_before_end, widened, within_budget
+from tightbeam.export.accuracy.divergence import (
+    divergence,
+    entries_of,
+    steps_before_end,
+    why_not_int4,
+    widened,
+    within_budget,
+)
+from tightbeam.export.accuracy.product_guard import limit
 from tightbeam.export.options import ExportOptions
 
 NONE = np.zeros((1, 2), np.int64)
@@ -92,6 +101,39 @@ def test_the_most_harmful_products_are_widened_first() -> None:
     assert before.bytes == after.bytes == 8 * 64 * 64
 
 
+def in_int4(entry: QuantizedEntry, error: float) -> QuantizedEntry:
+    return entry.model_copy(update={"w4a16": error, "allowed": limit("w4a16"), "kept": "w4a16"})
+
+
+def test_products_of_4_bits_are_widened_to_8_with_all_readers_of_the_matrix() -> None:
+    """The most harmful one errs by 5 % in int8, which the guard does not allow: its 8 bits are those of w8a16."""
+    entries = [in_int4(entry("decoder.0", 0.05, 0.02), 0.19), in_int4(entry("decoder.1", 0.01, 0.005), 0.1)]
+    entries += [in_int4(entry(f"decoder.{number}", 0.01, 0.005), 0.01) for number in range(2, 8)]
+    shared = {each.name: (each.name,) for each in entries}
+    shared |= dict.fromkeys(("decoder.0", "decoder.1"), ("decoder.0", "decoder.1"))
+
+    def measure(forms: Mapping[str, str]) -> float:
+        errors = {each.name: {"fp32": 0.0, **each.model_dump()} for each in entries}
+        return sum(float(errors[name][form]) ** 2 for name, form in forms.items())
+
+    first, last = within_budget(entries, shared, measure, 0.003)
+    assert last.divergence <= 0.003
+    assert (last.forms["decoder.0"], last.forms["decoder.1"]) == ("w8a16", "int8")
+    assert {last.forms[f"decoder.{number}"] for number in range(2, 8)} == {"w4a16"}
+    changed = widened(entries, last)
+    assert [new.allowed for new in changed] == [limit(new.kept) for new in changed]
+    before, after = entries_of([first, last], entries, shared)
+    assert (before.w4a16, after.w4a16, after.int8, after.w8a16) == (8, 6, 1, 1)
+    assert (before.bytes, after.bytes) == (7 * 64 * 64 * 17 // 32, (6 * 17 + 32) * 64 * 64 // 32)
+    assert why_not_int4(changed, [before, after], 0.003) is None
+    refusal = why_not_int4(widened(entries, last)[:2], [before, after], 0.003)
+    assert refusal is not None and re.fullmatch(
+        r"int4 does not hold: within a divergence of 0\.003 nats a token, 0% of the weights have 4 bits, expected 50% "
+        r"at least; with 8 of 2 products and embeddings in int4 the divergence is 0\.047; pass [^\n]+",
+        refusal,
+    )
+
+
 def test_float32_is_the_last_resort() -> None:
     last = within_budget(ENTRIES, ALONE, Model(), 1e-9)[-1]
     assert last.divergence <= 1e-9
@@ -113,8 +155,8 @@ def test_a_budget_is_a_number_of_nats(budget: float) -> None:
         ExportOptions(precision="int8", max_divergence=budget)
 
 
-def test_only_int8_has_a_budget() -> None:
-    with pytest.raises(ExportError, match=r"^max_divergence is for int8, the precision is fp16; [^\n]+$"):
+def test_only_integers_have_a_budget() -> None:
+    with pytest.raises(ExportError, match=r"^max_divergence is for int8 and int4, the precision is fp16; [^\n]+$"):
         ExportOptions(precision="fp16", max_divergence=0.1)
 
 

@@ -21,11 +21,18 @@ from tightbeam.export import ExportError, export_model, pipeline
 from tightbeam.export.accuracy import precision_error
 from tightbeam.export.accuracy.compare import TIMES, Times
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
-from tightbeam.export.accuracy.product_guard import ALLOWED, forms_of, measure_products
+from tightbeam.export.accuracy.product_guard import (
+    ALLOWED,
+    forms_of,
+    int4_matrices,
+    limit,
+    measure_products,
+    same_bits,
+)
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.tables import describe_products, inexact_options
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
-from tightbeam.graph_passes.precision.sites import Site, sites
+from tightbeam.graph_passes.precision.sites import BITS, Site, sites
 
 X, Y, R = 1024, 48, 40
 SIZES = Sizes(D=X, H=1, G=1, K=X, V=X, L=1, vocabulary=Y, source_vocabulary=Y, max_source=8, max_target=8)
@@ -159,6 +166,31 @@ def test_a_shared_matrix_is_stored_once(outlier: float, forms: tuple[str, str]) 
     assert embedding.int8 is not None and logits.int8 is not None and embedding.int8 < ALLOWED < logits.int8
     assert embedding.reason == ("" if forms[0] == "int8" else "it shares the matrix of logits")
     assert re.fullmatch(r"int8 errs by \d+\.\d%, 3% is allowed(; w8a16 errs by \d\.\d%)?", logits.reason)
+
+
+def test_a_matrix_of_4_bits_has_them_for_all_readers_or_none() -> None:
+    """The logits' rows have an outlier, whose weights are lost in the second case. The embedding bears both."""
+    generator = np.random.default_rng(1)
+    table = generator.standard_normal((Y, 576)).astype(np.float32)
+    rows = generator.standard_normal((R, 576)).astype(np.float32)
+    rows[:, 7] *= 100
+    found = tied(table)
+    int4 = int4_matrices(found, {})  # rounded to the nearest
+    for form in ("w4a16", "int8"):
+        embedding, logits = measure_products(found, {"logits": rows}, int4)
+        assert int4["embedding"] is int4["logits"]
+        assert BITS[embedding.kept] == BITS[logits.kept] and embedding.kept == form
+        assert (embedding.allowed, logits.allowed) == (limit(embedding.kept), limit(logits.kept))
+        assert embedding.reason == ("" if form == "w4a16" else "it shares the matrix of logits")
+        int4["logits"].integers[7] = 0
+    assert re.match(r"w4a16 errs by \d+\.\d%, 20% is allowed", logits.reason)
+
+
+def test_readers_that_agree_on_no_bits_have_float32() -> None:
+    """8 bits would serve the first, and 4 the second, whose 8 bits were not measured or are NaN."""
+    assert same_bits([{"int8": 0.01, "w8a16": 0.01}, {"w4a16": 0.1, "int8": None}]) == ["fp32", "fp32"]
+    assert same_bits([{"w4a16": 0.1, "int8": 0.01}, {"w4a16": 0.1}]) == ["w4a16", "w4a16"]
+    assert same_bits([{"w4a16": 0.1, "int8": 0.01}], 8) == ["int8"]
 
 
 def test_rows_of_nan_alone_are_no_measurement() -> None:

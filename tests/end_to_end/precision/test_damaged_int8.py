@@ -150,6 +150,8 @@ ENTRY: dict[str, Any] = {
         ({"int8": None}, "'decoder.x' is kept as int8, whose error None is not allowed"),
         ({"int8": -1.0}, "is not allowed"),
         ({"kept": "w8a16"}, "'decoder.x' is kept as w8a16, whose error None is not allowed"),
+        ({"w4a16": 0.15, "allowed": 0.2, "kept": "w4a16"}, ""),
+        ({"w4a16": 0.15, "kept": "w4a16"}, "'decoder.x' is kept as w4a16, whose error 0.15 is not allowed"),
         ({"kept": "int4"}, "kept"),
         ({"allowed": float("nan")}, "Out of range float values"),
         ({"extra": 1}, "extra"),

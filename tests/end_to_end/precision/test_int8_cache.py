@@ -96,7 +96,7 @@ def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Pa
     ("options", "said"),
     [
         ({"cache_precision": "int4"}, "cache_precision 'int4' is not supported; expected int8, .*"),
-        ({"precision": "fp16"}, "an int8 source cache does not go with --precision fp16; expected fp32 or int8"),
+        ({"precision": "fp16"}, "an int8 source cache does not go with --precision fp16; expected fp32, int8 or int4"),
         ({"variant": "baseline"}, "source cache kv-per-beam cannot be in int8; expected kv or states, .*"),
         ({"variant": "kcache"}, "source cache k cannot be in int8; expected kv or states, .*"),
         ({"variant": "hybrid"}, "source cache first-k cannot be in int8; expected kv or states, .*"),
