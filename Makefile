@@ -123,9 +123,6 @@ valgrind: $(READY) ## [not measured] the operator tests under valgrind; needs cm
 soak: $(BUILT) $(SERVED) ## [35 min] serve tiny models under hostile requests, kills and a full disk (MINUTES=30 SEED=1)
 	$(BIN)/python -m tools.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
 
-soak: $(BUILT) $(SERVED) ## [35 min] serve tiny models under hostile requests, kills and a full disk (MINUTES=30 SEED=1)
-	$(BIN)/python -m tools.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
-
 clean: ## [0 min] remove .venv, build output and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find export graph_passes plugins deploy tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

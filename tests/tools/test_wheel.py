@@ -125,22 +125,10 @@ def test_bundle_runs_with_the_native_library(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_needs_neither_torch_nor_a_compiler_to_say_what_it_is(machine: BareMachine, command: str) -> None:
     assert machine.run(command, "--version").stdout == f"{command} {tightbeam.__version__} (tightbeam)\n"
-    shown = machine.run(command, "--help")
-    assert shown.returncode == 0 and f"Usage: {command} " in shown.stdout, shown.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "extra"),
-    [
-        (("export-model", "demo"), "export"),
-        (("build-engine", "{bundle}", "--compute-capability", "80"), "export"),
-        (("triton-repo", "{bundle}", "models"), "triton"),
-    ],
-)
-def test_command_names_the_extra_that_it_needs(
-    machine: BareMachine, bundle: Path, command: tuple[str, ...], extra: str
-) -> None:
-    done = machine.run(*(word.format(bundle=bundle) for word in command))
+def test_command_names_the_extra_that_it_needs(machine: BareMachine) -> None:
+    done = machine.run("export-model", "demo")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and f"pip install 'tightbeam[{extra}" in line
+    assert line.startswith("error: ") and "pip install 'tightbeam[export" in line
