@@ -52,12 +52,27 @@ inline void fetch(Upcoming next, int row) {
   for (long byte = 0; byte < next.width * long{sizeof(float)}; byte += 64) __builtin_prefetch(begin + byte, 0, 2);
 }
 
+// All bits set in the lanes from `first` on.
+inline Integers lanes_from(int first) {
+  Integers lanes;
+  for (int lane = 0; lane < LANES; ++lane) lanes[lane] = lane < first ? 0 : -1;
+  return lanes;
+}
+
 // Computes QUERIES x KEYS = LANES dot products at a time, so that one tree of shuffles sums them all.
 template <int QUERIES>
 void dot_block(const float* queries, const float* const* keys, int count, int K, float* scores, int stride,
                Upcoming next) {
   constexpr int KEYS = LANES / QUERIES;
   const int whole = K / LANES * LANES;
+  // The last numbers of wide keys are the end of a whole vector, whose other lanes count 0.
+  const bool overlaps = whole < K && K >= LANES;
+  const Integers counts = lanes_from(LANES - (K - whole));
+  Vector last_query[QUERIES] = {};
+  if (overlaps) {
+    TIGHTBEAM_UNROLL
+    for (int q = 0; q < QUERIES; ++q) last_query[q] = counts ? load(queries + q * long{K} + K - LANES) : Vector{};
+  }
   for (int t = 0; t < count; t += KEYS) {
     const float* rows[KEYS];
     TIGHTBEAM_UNROLL
@@ -76,7 +91,14 @@ void dot_block(const float* queries, const float* const* keys, int count, int K,
         for (int q = 0; q < QUERIES; ++q) sums[q * KEYS + i] += query[q] * key;
       }
     }
-    if (whole < K) {
+    if (overlaps) {
+      TIGHTBEAM_UNROLL
+      for (int i = 0; i < KEYS; ++i) {
+        const Vector key = counts ? load(rows[i] + K - LANES) : Vector{};
+        TIGHTBEAM_UNROLL
+        for (int q = 0; q < QUERIES; ++q) sums[q * KEYS + i] += last_query[q] * key;
+      }
+    } else if (whole < K) {
       TIGHTBEAM_UNROLL
       for (int i = 0; i < KEYS; ++i) {
         const Vector key = load_some(rows[i] + whole, K - whole);
@@ -111,7 +133,7 @@ void dot(const float* queries, int Q, const float* const* keys, int count, int K
   }
 }
 
-// Keeps QUERIES x VECTORS registers of sums over all positions before it stores them.
+// Keeps QUERIES x VECTORS registers of sums of the columns from v on, over all positions, before it stores them.
 template <int QUERIES, int VECTORS>
 void weighted_block(const float* weights, int stride, const float* const* values, int count, int v, float* sums,
                     long sums_stride, Upcoming next) {
@@ -119,7 +141,7 @@ void weighted_block(const float* weights, int stride, const float* const* values
   TIGHTBEAM_UNROLL
   for (int q = 0; q < QUERIES; ++q) {
     TIGHTBEAM_UNROLL
-    for (int i = 0; i < VECTORS; ++i) totals[q][i] = load(sums + q * sums_stride + v + i * LANES);
+    for (int i = 0; i < VECTORS; ++i) totals[q][i] = load(sums + q * sums_stride + i * LANES);
   }
   for (int t = 0; t < count; ++t) {
     fetch(next, t);
@@ -136,7 +158,7 @@ void weighted_block(const float* weights, int stride, const float* const* values
   TIGHTBEAM_UNROLL
   for (int q = 0; q < QUERIES; ++q) {
     TIGHTBEAM_UNROLL
-    for (int i = 0; i < VECTORS; ++i) store(sums + q * sums_stride + v + i * LANES, totals[q][i]);
+    for (int i = 0; i < VECTORS; ++i) store(sums + q * sums_stride + i * LANES, totals[q][i]);
   }
 }
 
@@ -144,11 +166,23 @@ template <int QUERIES>
 void weighted_queries(const float* weights, int stride, const float* const* values, int count, int V, float* sums,
                       long sums_stride, Upcoming next) {
   constexpr int VECTORS = LANES == 16 ? 4 : 2;
+  // The last columns of wide values are the end of a whole vector. Its other columns are summed twice, and stored last.
+  const bool overlaps = V % LANES != 0 && V >= LANES;
+  float last[QUERIES * LANES];
+  if (overlaps) {
+    for (int q = 0; q < QUERIES; ++q) store(last + q * LANES, load(sums + q * sums_stride + V - LANES));
+    weighted_block<QUERIES, 1>(weights, stride, values, count, V - LANES, last, LANES, next);
+    next = FETCHED;
+  }
   int v = 0;
   for (; v + VECTORS * LANES <= V; v += VECTORS * LANES, next = FETCHED)
-    weighted_block<QUERIES, VECTORS>(weights, stride, values, count, v, sums, sums_stride, next);
+    weighted_block<QUERIES, VECTORS>(weights, stride, values, count, v, sums + v, sums_stride, next);
   for (; v + LANES <= V; v += LANES, next = FETCHED)
-    weighted_block<QUERIES, 1>(weights, stride, values, count, v, sums, sums_stride, next);
+    weighted_block<QUERIES, 1>(weights, stride, values, count, v, sums + v, sums_stride, next);
+  if (overlaps) {
+    for (int q = 0; q < QUERIES; ++q) store(sums + q * sums_stride + V - LANES, load(last + q * LANES));
+    return;
+  }
   if (v == V) return;
   for (int q = 0; q < QUERIES; ++q) {
     Vector total = load_some(sums + q * sums_stride + v, V - v);

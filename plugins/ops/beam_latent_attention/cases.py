@@ -80,6 +80,7 @@ def cases() -> list[Case]:
         random_case(10, B=2, M=2, H=6, G=1, K=24, T=40, T_max=43, window=30, prefix=True, row_bias=True),
         random_case(11, B=2, M=3, H=4, G=2, K=12, T=40, T_max=43, rotary=8, shifted=True, prefix=True, scaled=True),
         random_case(12, B=2, M=2, H=4, G=4, K=16, T=9, T_max=9, bias=True, scaled=True),
+        random_case(14, B=2, M=5, H=4, G=4, K=33, T=20, T_max=22, rotary=8, prefix=True),
         random_case(
             13, B=2, M=3, H=4, G=2, K=16, T=20, T_max=21, rotary=8, prefix=True, scaled=True, spread=5.0, softcap=3.0
         ),
