@@ -66,7 +66,7 @@ class RunRecord:
         Returns
         -------
         bool
-            False if there is no record to compare with.
+            False if there is no record that can be read.
 
         Raises
         ------
@@ -75,9 +75,9 @@ class RunRecord:
         """
         try:
             before = json.loads(self.path.read_bytes())
-        except FileNotFoundError:
+        except OSError:
             return False
-        except (OSError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
             before = None
         if not isinstance(before, dict):
             raise InputError(

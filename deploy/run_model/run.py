@@ -247,12 +247,12 @@ class _Run:
     def go(self, load_seconds: float) -> int:
         """Run the inputs without a result, and return the exit code."""
         run, files = self._run, self._files
-        self._record = RunRecord.beside(run.target, self._depends_on())
+        target = STDOUT if self._folder is not None else run.target
+        self._record = RunRecord.beside(target, self._depends_on())
         written, lines = self._skip_written()
         summary = RunSummary(self._unit, load_seconds)
         hidden = run.quiet or (run.target == STDOUT and sys.stdout.isatty())
         results = self._results(lines, first=written.count + 1)
-        target = STDOUT if self._folder is not None else run.target
         opened = open_output(target, None if run.resume is None else written, self._record.write)
         shown = progress_of(hidden, files.count, written.count, sound=self._runner.has_windows)
         # If writing fails, results are closed at once: Python must not end while a thread runs the model.
@@ -472,7 +472,7 @@ class _Run:
             file = last.file if self._files.several else None
             written.check(run.target, json_lines=run.json_lines, number=last.number, file=file)
             if not self._record.check(run.target):
-                self._note(f"{self._record.path} is not there, so the settings of {run.target} are not compared")
+                self._note(f"{self._record.path} cannot be read, so the settings of {run.target} are not compared")
             self._note(f"{run.target} has the results of {counted(written.count, self._unit)}, which are kept")
         return written, lines
 

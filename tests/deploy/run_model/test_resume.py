@@ -137,7 +137,7 @@ def test_results_without_a_record_are_continued_with_a_note(
     call(bundle, texts, "--resume", output, *ARGUMENTS).failed("out.txt.run.json is damaged", "remove it")
     record.unlink()
     done = call(bundle, texts, "--resume", output, *ARGUMENTS)
-    assert f"note: {record} is not there, so the settings of {output} are not compared" in done.err
+    assert f"note: {record} cannot be read, so the settings of {output} are not compared" in done.err
 
 
 def test_old_results_stay_until_there_are_new_ones(

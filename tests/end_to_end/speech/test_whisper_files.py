@@ -75,6 +75,8 @@ def test_each_recording_has_its_own_file_in_a_folder(runner: Runner, talks: list
         ]
     run(talks[0], "-o", "one/", "--format", "txt")
     assert Path("one/b.txt").read_text() == f"{texts[0]}\n"
+    run(talks[0], "-o", ".", "--format", "txt")
+    assert Path("b.txt").read_text() == f"{texts[0]}\n"
     assert "out/b.txt exists; pass --force to replace it" in run(talks[0], "-o", "out", code=1)[1]
     run(talks[0], "-o", "out", "--force")
     assert parts[0] and subtitles(parts[0], "tsv").splitlines()[1].split("\t")[2] == (parts[0][0].text or "")
