@@ -92,7 +92,8 @@ def make_app(
         kind = "decoder-only" if model.manifest.sizes.decoder_only else "text"
         kind = "speech" if model.manifest.speech else kind if model.reads_text else "image"
         chat = model.manifest.tokenizer is not None and model.manifest.tokenizer.has_chat_template
-        own = {"kind": kind, "chat": chat, "timestamps": model.has_timestamps, "family": model.manifest.family}
+        own = {"kind": kind, "family": model.manifest.family, "chat": chat, "timestamps": model.has_timestamps}
+        own["translates"] = bool(model.reads_text and model.manifest.generation.get("lang_to_id"))
         return {"id": model.name, "object": "model", "created": started, "owned_by": "tightbeam", **own}
 
     @app.get("/v1/models")
@@ -130,7 +131,7 @@ def make_app(
 
 
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; media-src blob:"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 )
 """The page asks nobody but this server."""
 
