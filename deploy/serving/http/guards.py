@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
@@ -38,12 +39,18 @@ class Limits:
         Bytes of a body with files.
     json_bytes : int
         Bytes of any other body. It is parsed between two events of all clients, so it is smaller.
+    held_bytes : int
+        Bytes of the bodies of all requests that have no answer yet.
+    silence_s : float
+        Seconds that the next part of a body may take.
     keys : sequence of str
         Keys that clients may have; empty if they need none.
     """
 
     body_bytes: int = 1 << 28
     json_bytes: int = 1 << 23
+    held_bytes: int = 1 << 30
+    silence_s: float = 30
     keys: Sequence[str] = field(default=(), repr=False)
 
     def allows(self, key: str) -> bool:
@@ -81,6 +88,7 @@ class Guards:
         log: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self._app, self._limits, self._write_error, self._log = app, limits, write_error, log
+        self._held = 0  # bytes of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -90,7 +98,7 @@ class Guards:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         identifier = asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
-        start, status = time.monotonic(), 0
+        start, status, body = time.monotonic(), 0, _Body()
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -104,8 +112,9 @@ class Guards:
             if error is not None:
                 await self._write_error(scope, error, receive, answer)
             else:
-                await self._app(scope, self._counted(scope, headers, receive), answer)
+                await self._app(scope, self._counted(body, headers, receive), answer)
         finally:
+            self._held -= body.read
             if self._log is not None:
                 self._log(
                     {
@@ -146,16 +155,35 @@ class Guards:
             413, f"the body has more than {self._most(headers):,} bytes; send less, or files as multipart/form-data"
         )
 
-    def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """Return ``receive``, which raises HttpError once the body is too large."""
-        read, most = 0, self._most(headers)
+    def _counted(self, body: _Body, headers: Headers, receive: Receive) -> Receive:
+        """Return ``receive``, which raises HttpError once bodies are too large, or one takes too long to come."""
+        most = self._most(headers)
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
+            if body.whole:  # the next message is that the client has left
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._limits.silence_s)
+            except TimeoutError:
+                problem = f"the body has not come for {self._limits.silence_s:g} seconds; send it at once"
+                raise HttpError(408, problem) from None
+            read = len(message.get("body", b""))
+            body.read += read
+            self._held += read
+            body.whole = not message.get("more_body", False)
+            if body.read > most:
                 raise self._too_large(headers)
+            if self._held > self._limits.held_bytes:
+                problem = f"requests hold {self._limits.held_bytes:,} bytes already; send the request again later"
+                raise HttpError(429, problem, code="rate_limit_exceeded")
             return message
 
         return counted
+
+
+@dataclass
+class _Body:
+    """How much of a body has come."""
+
+    read: int = 0
+    whole: bool = False

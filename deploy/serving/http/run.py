@@ -11,6 +11,9 @@ from starlette.types import ASGIApp
 
 __all__ = ["run_server"]
 
+MOST_CONNECTIONS = 4096
+"""Connections beyond which a request is answered with 503."""
+
 
 class _Server(uvicorn.Server):
     """A server that says where it listens."""
@@ -49,5 +52,6 @@ def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: S
         lifespan="off",
         timeout_graceful_shutdown=grace_s,
         backlog=512,
+        limit_concurrency=MOST_CONNECTIONS,
     )
     _Server(config, ready).run(sockets=[listening])

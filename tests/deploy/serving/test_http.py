@@ -383,6 +383,22 @@ def test_keys(folders: dict[str, Path]) -> None:
         assert httpx.post(f"{running.url}/translate", data=right, timeout=60).status_code == 200
 
 
+def test_bodies_that_stop_or_are_too_many_are_refused(folders: dict[str, Path]) -> None:
+    """A client that stops in its body, and one whose body would be the second of 500 bytes that wait."""
+    limits = Limits(held_bytes=800, silence_s=2)
+    with http_server({"text": folders["text"]}, limits=limits) as running:
+        address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=60) as slow:
+            slow.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 600\r\n\r\n" + b" " * 500)
+            time.sleep(0.3)
+            body = json.dumps({"TEXT": "a", "max_new_tokens": 3}) + " " * 500
+            many = httpx.post(f"{running.url}/generate", content=body)
+            assert many.status_code == 429 and "hold 800 bytes" in many.json()["error"]
+            answer = slow.recv(1000)
+            assert b" 408 " in answer and b"has not come for 2 seconds" in answer
+        assert httpx.post(f"{running.url}/generate", content=body, timeout=60).status_code == 200
+
+
 def test_stop_strings_in_pieces() -> None:
     """A piece that may begin a stop string waits; what follows one is never given."""
     stopped = StoppedText(["END", "ENOUGH"])

@@ -40,7 +40,7 @@ def audio_routes(find: Callable[[str], ServedModel]) -> APIRouter:
     routes = APIRouter()
 
     async def run(request: Request, task: str) -> Response:
-        async with request.form() as form:
+        async with request.form(max_files=1, max_fields=64, max_part_size=1 << 20) as form:
             model = find(_text(form, "model"))
             if not model.manifest.speech:
                 raise HttpError(400, f"model {model.name} is not a speech model; pass one that is", param="model")
