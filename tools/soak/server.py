@@ -12,12 +12,15 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from tightbeam.deploy.serving.server import local_server
 from tightbeam.deploy.serving.server.local_server import LocalServer, free_ports
 
 __all__ = ["Disk", "SoakedServer"]
 
 ENDS_S = 30.0
 """Time in which the processes of a killed server must have ended by themselves."""
+START_S = 600.0
+"""Time for a server to start on a machine that others load."""
 SHARED_MEMORY = Path("/dev/shm")
 REGION = "triton_python_backend_shm_region"
 MARKS = {"stub": "triton_python_backend_stub", "worker": "tightbeam.deploy.serving.worker"}
@@ -78,6 +81,7 @@ class SoakedServer:
 
     def start(self) -> None:
         """Start the server; returns when it is ready."""
+        local_server.START_SECONDS = START_S
         self._server = LocalServer(self._repository, ports=self._ports, log=self._log)
         self.changes += 1
 
