@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightbeam.deploy.bundle.protobuf import fields
+from tightbeam.deploy.bundle.protobuf import content, fields
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.plugins.ops import DOMAIN, VERSION
 
@@ -19,7 +19,7 @@ def operators_version(bundle: Bundle) -> int | None:
         for number, value in fields(model):
             if number == OPSET_IMPORT:
                 one = dict(fields(value))
-                if bytes(one.get(OPSET_DOMAIN, b"")) == DOMAIN.encode():
+                if content(one.get(OPSET_DOMAIN, memoryview(b""))) == DOMAIN.encode():
                     return int(one[OPSET_VERSION])
     except (OSError, IndexError, KeyError, TypeError, ValueError):  # the runtime has an error for such a file
         return None

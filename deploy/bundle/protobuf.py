@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["fields", "varint", "varints"]
+__all__ = ["content", "fields", "varint", "varints"]
+
+LONGEST_VARINT = 10
+"""Bytes of the longest varint. Without a bound, an integer of a million bytes takes minutes."""
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
@@ -25,15 +28,25 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
         position += length
 
 
+def content(value: int | memoryview) -> bytes:
+    """Return the bytes of a field. Raises TypeError for an integer, of which ``bytes`` would make as many zeros."""
+    if isinstance(value, int):
+        raise TypeError("a number, expected bytes")
+    return value.tobytes()
+
+
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Read a varint, an integer in seven bits a byte. Returns the integer, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
+    """Read a varint, an integer in seven bits a byte.
+
+    Returns the integer, and the position after it. Raises IndexError beyond the end, and ValueError for a longer one.
+    """
+    value = 0
+    for place in range(LONGEST_VARINT):
+        byte = data[position + place]
+        value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value, position
+            return value, position + place + 1
+    raise ValueError("an integer has too many bytes")
 
 
 def varints(data: memoryview) -> Iterator[int]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from tightbeam.deploy.errors import InputError, short_repr
 
-__all__ = ["ASSISTANT", "SYSTEM", "USER", "Messages", "TextSource", "check_messages", "turns_of"]
+__all__ = ["ASSISTANT", "MAX_CHARACTERS", "SYSTEM", "USER", "Messages", "TextSource", "check_messages", "turns_of"]
 
 Messages: TypeAlias = list[dict[str, Any]]
 """Messages with a role and a content, which is a text or a list of parts, each with a text."""

@@ -44,6 +44,13 @@ def triton_repo(
         int | None,
         typer.Option(help="The most inputs of one request, and the most that wait in the worker; 16 by default."),
     ] = None,
+    max_request_rows: Annotated[
+        int | None,
+        typer.Option(
+            help="The most inputs of one request that the worker takes, so that a request leaves places to others; by "
+            "default --max-batch-size, which it cannot exceed."
+        ),
+    ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option(
@@ -129,6 +136,7 @@ def triton_repo(
     """
     given: dict[str, Any] = {
         "max_batch_size": max_batch_size,
+        "max_request_rows": max_request_rows,
         "max_rows": max_rows,
         "instances": instances,
         "device": "cuda" if device == "gpu" or (not device and (engine or "").startswith("tensorrt")) else device,
@@ -143,7 +151,7 @@ def triton_repo(
         chosen = model_name_of(bundle.resolve().name) if name is None else name
         settings = settings_there(repository, chosen, force=force) if next_version else ServingSettings(chosen)
         if max_batch_size is not None:
-            settings = replace(settings, max_rows=0)  # the default follows the batch size
+            settings = replace(settings, max_rows=0, max_request_rows=0)  # the defaults follow the batch size
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)

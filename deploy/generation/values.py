@@ -256,7 +256,7 @@ class StopTexts:
         if (longest := max(map(len, texts))) > LONGEST_STOP_TEXT:
             problem = f"has a text of {longest:,} characters"
             raise given.error(problem, fix=f"pass texts of {LONGEST_STOP_TEXT} or fewer")
-        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        if not all(map(is_utf8, texts)):
             raise given.error("holds half a character (a lone surrogate), which is not UTF-8", fix="remove it")
         return StopStrings(tuple(dict.fromkeys(texts)))
 
@@ -368,6 +368,15 @@ class Prompt:
 def is_number(value: object, kind: type) -> bool:
     """Return True for a number of that kind, numpy's included. True and False are not numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def is_utf8(text: str) -> bool:
+    """Return False for a text with half a character (a lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_number(value: Any) -> float:

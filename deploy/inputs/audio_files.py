@@ -163,7 +163,8 @@ def _checked(name: str, blocks: Iterable[npt.NDArray[Any]], found_hz: int, most_
     """Yield the mean of the channels of each block. Raises InputError for wrong samples, no samples or too many."""
     count = 0
     for channels in blocks:
-        samples: Samples = channels.mean(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            samples: Samples = channels.mean(axis=1)
         if fault := audio_fault(samples):
             raise InputError(f"{name} {fault}")
         if not count and not MIN_HZ <= found_hz <= MAX_HZ:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.inputs.json_line import read_json_line
+from tightbeam.deploy.inputs.lines import check_length
 
 __all__ = ["FileLine", "file_lines", "named_files"]
 
@@ -27,12 +28,15 @@ def named_files(lines: Iterable[bytes], kind: str) -> Iterator[str | InputError]
     for number, line in enumerate(lines):
         name = (line.removeprefix(codecs.BOM_UTF8) if not number else line).rstrip(b"\r\n")
         try:
+            check_length(name)
             yield name.decode()
+        except InputError as error:
+            yield error
         except UnicodeDecodeError:
             if os.path.exists(name):
                 yield os.fsdecode(name)
                 continue
-            yield InputError(f"{line!r} is not UTF-8; expected the name of {kind}")
+            yield InputError(f"{short_repr(line)} is not UTF-8; expected the name of {kind}")
 
 
 def file_lines(lines: Iterable[str | InputError], field: str) -> Iterator[FileLine | InputError]:

@@ -13,9 +13,23 @@ from tightbeam.deploy.generation.layers import GENERATION_CONFIG, LINE, Layer, c
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
-__all__ = ["TRUNCATE", "in_json", "json_object", "json_value", "read_json_line", "read_settings", "settings_of_line"]
+__all__ = [
+    "TRUNCATE",
+    "check_json_size",
+    "in_json",
+    "json_object",
+    "json_value",
+    "read_json_line",
+    "read_settings",
+    "settings_of_line",
+]
 
 TRUNCATE = "truncate"
+MOST_CHARACTERS = 1 << 22
+"""Bound on the length of a JSON text, as on that of a conversation."""
+MOST_MARKS = {'"': 1 << 17, "{": 1 << 14, ":": 1 << 15, "[": 1 << 16, ",": 1 << 17}
+"""Bounds on the marks of a JSON text outside of its texts. They bound the objects that Python makes of it, some hundred
+bytes a mark, before it makes any."""
 ONE_LIMIT = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
 """Settings that limit the same length. A line that has one of a pair overrides both, from any source."""
 
@@ -135,20 +149,32 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def json_value(text: str) -> Any:
-    """Parse JSON. Raises InputError for a field that occurs twice, ValueError or RecursionError if it is not JSON."""
-    return _without_pairs(json.loads(text, object_pairs_hook=_Pairs))
+    """Parse JSON.
+
+    Raises InputError for a text that is too large or has a field twice, ValueError or RecursionError if it is not JSON.
+    """
+    check_json_size(text)
+    return json.loads(text, object_pairs_hook=_fields)
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """The fields of a JSON object in their order, repeated fields included."""
+def check_json_size(text: str) -> None:
+    """Raise InputError for a JSON text of which Python would make too large objects."""
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"the JSON has {len(text):,} characters, expected {MOST_CHARACTERS:,} at most; shorten it")
+    if all(text.count(mark) <= most for mark, most in MOST_MARKS.items()):
+        return
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    if bare.count('"') <= MOST_MARKS['"']:
+        bare = "".join(bare.split('"')[::2])  # what is outside of texts
+    for mark, most in MOST_MARKS.items():
+        if (count := bare.count(mark)) > most:
+            raise InputError(f"the JSON has {count:,} marks {mark!r}, expected {most:,} at most; send less in a line")
 
 
-def _without_pairs(value: Any) -> Any:
-    """Replace `_Pairs` by dicts. Raises InputError for a field that occurs twice."""
-    if isinstance(value, _Pairs):
-        fields = {name: _without_pairs(each) for name, each in value}
-        if len(fields) < len(value):
-            ((twice, _),) = Counter(name for name, _ in value).most_common(1)
-            raise InputError(f"the field {short_repr(twice)} stands twice; expected it once")
-        return fields
-    return [_without_pairs(each) for each in value] if isinstance(value, list) else value
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raises InputError for one that occurs twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise InputError(f"the field {short_repr(twice)} stands twice; expected it once")
+    return fields

@@ -6,11 +6,11 @@ import codecs
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.translation import check_without_text
-from tightbeam.deploy.inputs.json_line import in_json, read_json_line, read_settings, settings_of_line
+from tightbeam.deploy.inputs.json_line import check_json_size, in_json, read_json_line, read_settings, settings_of_line
 from tightbeam.deploy.inputs.newlines import unescaped
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult
@@ -18,7 +18,11 @@ from tightbeam.deploy.inputs.run import FoundSegments, FoundText, finished, run_
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.text.truncation import Truncation
 
-__all__ = ["LineFormat", "parse_ids", "run_lines", "stream_lines"]
+__all__ = ["MOST_TEXT_BYTES", "LineFormat", "check_length", "parse_ids", "read_lines", "run_lines", "stream_lines"]
+
+MOST_TEXT_BYTES = 1 << 24
+"""Bound on a line, and on a file that is one text. It is held in memory, and a tokenizer makes 200 times as many bytes
+of it."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,22 @@ class _Reader:
             )
 
 
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file. Of a line that is too long its beginning is read, which `check_length` refuses."""
+    while line := file.readline(MOST_TEXT_BYTES + 1):
+        yield line
+        while len(line) > MOST_TEXT_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MOST_TEXT_BYTES + 1)
+
+
+def check_length(line: bytes) -> None:
+    """Raise InputError for a line that is too long."""
+    if len(line) > MOST_TEXT_BYTES:
+        raise InputError(f"the line has more than {MOST_TEXT_BYTES:,} bytes; cut it into lines of that at most")
+
+
 def _decoded(line: bytes) -> Any:
+    check_length(line)
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -222,6 +241,7 @@ def parse_ids(source: Any) -> list[int]:
     """Parse token ids: a list, or a JSON list in a text. Raises InputError."""
     tokens = source
     if isinstance(source, str):
+        check_json_size(source)
         try:
             tokens = json.loads(source)
         except (ValueError, RecursionError):

@@ -107,7 +107,8 @@ class ModelSettings:
         """Replace texts by token ids, and set the start token of a Donut. Raises GenerationError."""
         eos = self._manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
         special = eos if isinstance(eos, int) else self._manifest.sizes.vocabulary
-        given = with_token_ids(settings, self._codec, PROMPT if self._manifest.has_windows else BEGINNING, special)
+        name = PROMPT if self._manifest.has_windows else BEGINNING
+        given = with_token_ids(settings, self._codec, name, special, self._manifest.sizes.max_target)
         if not self._is_donut:
             return given
         # transformers puts no start token before the decoder_input_ids of a Donut.

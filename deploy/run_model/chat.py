@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tightbeam.deploy.chat.messages import ASSISTANT, SYSTEM, USER, Messages
+from tightbeam.deploy.chat.messages import ASSISTANT, MAX_CHARACTERS, SYSTEM, USER, Messages
 from tightbeam.deploy.console import say
 from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -27,6 +27,8 @@ NEW_TOKENS = 512
 RESET, EXIT = "/reset", "/exit"
 RESETS, EXITS = (RESET, "/clear"), (EXIT, "/bye", "/quit")
 """The commands, with their names in ollama and llama.cpp."""
+LONGEST_LINE = MAX_CHARACTERS + 2
+"""Characters that are read of a line: one that is longer is more than a conversation may have."""
 SHOWN = "> "
 """The prompt of a terminal."""
 
@@ -131,7 +133,9 @@ class _Keyboard:
         try:
             if self._prompted:
                 return input(SHOWN)
-            line = sys.stdin.readline()
+            line = rest = sys.stdin.readline(LONGEST_LINE)
+            while len(rest) == LONGEST_LINE and not rest.endswith("\n"):  # the answer is an error
+                rest = sys.stdin.readline(LONGEST_LINE)
             return line.removesuffix("\n") if line else None
         except EOFError:
             print(flush=True)

@@ -22,7 +22,7 @@ from tightbeam.deploy.errors import NO_NAME, InputError
 from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.json_line import json_object, read_json_line
-from tightbeam.deploy.inputs.lines import parse_ids
+from tightbeam.deploy.inputs.lines import MOST_TEXT_BYTES, parse_ids, read_lines
 from tightbeam.deploy.inputs.raw_sound import RawSound, wav_beginning
 
 __all__ = [
@@ -48,9 +48,9 @@ HEAD = 10
 """Number of lines at the beginning of a file by which its kind is checked."""
 CHUNK_BYTES = 1 << 20
 """Bytes read at a time to count lines."""
-MOST_TEXT_BYTES, MOST_PIPE_BYTES = 1 << 24, 1 << 30
-"""Limits of what is held in memory, since some devices never end: a file that is one text, of which a tokenizer makes
-200 times as many bytes, and the lines of a pipe or a device that is named as a file."""
+MOST_PIPE_BYTES = 1 << 30
+"""Limit of the lines of a pipe or a device that is named as a file. They are held in memory, and some devices never
+end."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _LinesOnDisk:
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
-            yield from file
+            yield from read_lines(file)
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class InputFiles:
     def __iter__(self) -> Iterator[bytes]:
         for file in self._files:
             head: list[bytes] = []
-            for number, line in enumerate(_standard_input() if file.lines is None else file.lines, start=1):
+            for number, line in enumerate(read_lines(_standard_input()) if file.lines is None else file.lines, start=1):
                 if file.lines is None and number <= HEAD:
                     head.append(line)
                     _check_head(head, file.shown, self._kind)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
-from tightbeam.deploy.bundle.protobuf import fields, varints
+from tightbeam.deploy.bundle.protobuf import content, fields, varints
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.weights_check import map_file
 from tightbeam.deploy.errors import BundleError, short_repr
@@ -134,7 +134,7 @@ def graph_weights(bundle: Bundle, graph: GraphEntry) -> list[_Weight]:
 def _weight(tensor: memoryview, file: str) -> _Weight | None:
     own = list(fields(tensor))
     entries = [dict(fields(body)) for number, body in own if number == TENSOR_EXTERNAL]
-    where = {_text(entry[ENTRY_KEY]): _text(entry[ENTRY_VALUE]) for entry in entries}
+    where = {content(entry[ENTRY_KEY]).decode(): content(entry[ENTRY_VALUE]).decode() for entry in entries}
     one = dict(own)
     if where.get("location") != file or one[TENSOR_TYPE] not in TYPES:
         return None
@@ -144,16 +144,10 @@ def _weight(tensor: memoryview, file: str) -> _Weight | None:
             shape += (value,) if isinstance(value, int) else tuple(varints(value))
     if len(shape) > MOST_DIMENSIONS:
         return None
-    return _Weight(_text(one[TENSOR_NAME]), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
+    return _Weight(content(one[TENSOR_NAME]).decode(), TYPES[one[TENSOR_TYPE]], shape, int(where["offset"]))
 
 
 def _shown(number: int) -> str:
     """Return an integer as short text; Python writes no number of thousands of digits."""
     bits = number.bit_length()
     return str(number) if bits <= 64 else f"about {'-' * (number < 0)}2^{bits - 1}"
-
-
-def _text(value: int | memoryview) -> str:
-    if isinstance(value, int):
-        raise TypeError("a number, expected text")
-    return value.tobytes().decode()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tightbeam.deploy.bundle.manifest import GraphEntry
-from tightbeam.deploy.bundle.protobuf import fields
+from tightbeam.deploy.bundle.protobuf import content, fields
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes._mapped_weights import graph_weights
 from tightbeam.deploy.runtimes.base import ENCODED_TOGETHER
@@ -131,7 +131,7 @@ def _nodes(bundle: Bundle, graph: GraphEntry) -> Iterator[tuple[bytes, list[str]
             for inner, node in fields(body):
                 if inner == GRAPH_NODE:
                     own = list(fields(node))
-                    operator = next((bytes(value) for field, value in own if field == NODE_OPERATOR), b"")
-                    yield operator, [bytes(value).decode() for field, value in own if field == NODE_INPUT]
+                    operator = next((content(value) for field, value in own if field == NODE_OPERATOR), b"")
+                    yield operator, [content(value).decode() for field, value in own if field == NODE_INPUT]
     except (IndexError, KeyError, TypeError, ValueError):
         return

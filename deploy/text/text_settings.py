@@ -12,6 +12,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import Layer, caller_layers, settings_of
+from tightbeam.deploy.generation.values import is_utf8
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]
@@ -19,11 +20,13 @@ __all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]
 PROMPT, BEGINNING = "prompt", "decoder_input_text"
 IDS = {PROMPT: "prompt_ids", BEGINNING: "decoder_input_ids"}
 """The settings of token ids that replace the texts."""
+LEAST_CHARACTERS, CHARACTERS_BY_POSITION = 1 << 12, 64
+"""Bound on a text, as on the text of a request: it is tokenized before its tokens are counted."""
 START_OF_PREVIOUS = "<|startofprev|>"
 
 
 def with_token_ids(
-    settings: Mapping[str, Any], codec: TextCodec | None, name: str, first_special: int
+    settings: Mapping[str, Any], codec: TextCodec | None, name: str, first_special: int, positions: int
 ) -> dict[str, Any]:
     """Replace a setting that is a text by token ids.
 
@@ -37,16 +40,18 @@ def with_token_ids(
         The setting to replace, `PROMPT` or `BEGINNING`. The others stay as they are.
     first_special
         The first special token. A prompt may not hold special tokens.
+    positions
+        Positions of the model's decoder, which bound the text.
 
     Raises
     ------
     GenerationError
         The text cannot be tokenized, or token ids are given too.
     """
-    return settings_of([_replaced(layer, codec, name, first_special) for layer in caller_layers(settings)])
+    return settings_of([_replaced(layer, codec, name, first_special, positions) for layer in caller_layers(settings)])
 
 
-def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: int) -> Layer:
+def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: int, positions: int) -> Layer:
     if name not in layer.values:
         return layer
     values, ids = dict(layer.values), IDS[name]
@@ -57,7 +62,9 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
         raise _error(layer, name, f"and {ids}={short_repr(values[ids])} are the same", fix="leave one out")
     if not isinstance(text, str) or not text.strip():
         raise _error(layer, name, "is not a text", fix="pass one word at least, or leave it out")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if len(text) > (most := max(LEAST_CHARACTERS, CHARACTERS_BY_POSITION * positions)):
+        raise _error(layer, name, f"has {len(text):,} characters", fix=f"pass {most:,} or fewer")
+    if not is_utf8(text):
         problem = "holds half a character (a lone surrogate), which is not UTF-8"
         raise _error(layer, name, problem, fix="remove it")
     if codec is None:

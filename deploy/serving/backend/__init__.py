@@ -19,7 +19,15 @@ from tightbeam.deploy.serving.backend.responses import TritonResponder
 from tightbeam.deploy.serving.dispatch.dispatcher import Dispatcher
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess, threads_per_worker
 from tightbeam.deploy.serving.protocol.messages import Request, Server, WorkerSettings
-from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, ENGINE, MAX_ROWS, URL, URL_VARIABLE
+from tightbeam.deploy.serving.protocol.parameters import (
+    BUNDLE,
+    DEADLINE,
+    ENGINE,
+    MAX_REQUEST_ROWS,
+    MAX_ROWS,
+    URL,
+    URL_VARIABLE,
+)
 
 __all__ = ["Backend"]
 
@@ -89,6 +97,7 @@ def _settings(arguments: dict[str, str], config: dict[str, Any]) -> WorkerSettin
         threads=None if gpu else threads_per_worker(instances),
         device=int(arguments["model_instance_device_id"]) if gpu else None,
         max_rows=int(parameters[MAX_ROWS]),
+        max_request_rows=int(parameters.get(MAX_REQUEST_ROWS, config["max_batch_size"])),
         server=Server(
             pid=os.getppid(),
             url=os.environ.get(URL_VARIABLE, parameters[URL]),

@@ -76,6 +76,8 @@ class WorkerSettings(BaseModel):
         The GPU's number; None for the CPU.
     max_rows : int
         The most rows (samples x beams) that take steps together.
+    max_request_rows : int or None
+        The most rows (inputs) of a request; None for any number.
     server : Server or None
         The Triton server to ask for a reload when the backend is killed; None for another front, which ends with it.
     verified : tuple of str
@@ -89,6 +91,7 @@ class WorkerSettings(BaseModel):
     max_rows: int
     server: Server | None
     verified: tuple[str, ...] = ()
+    max_request_rows: int | None = None
 
 
 @dataclass(frozen=True)

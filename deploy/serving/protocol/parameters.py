@@ -5,6 +5,7 @@ BUNDLE = "bundle"
 TRIES, TRIE_SUFFIX = "tries", ".trie"
 """The folder of tries, next to model.py, and the suffix of their files."""
 ENGINE, MAX_ROWS, URL, DEADLINE = "engine", "max_rows", "url", "deadline_s"
+MAX_REQUEST_ROWS = "max_request_rows"
 """Parameters in the model's configuration. A request may have a shorter deadline among its own parameters."""
 MAX_PARAMETER_BYTES = 1 << 16
 """Bytes of a request's parameters."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.serving.protocol.parameters import DEADLINE, ENGINE, MAX_ROWS, URL
+from tightbeam.deploy.serving.protocol.parameters import DEADLINE, ENGINE, MAX_REQUEST_ROWS, MAX_ROWS, URL
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
@@ -70,7 +70,9 @@ class ServingSettings:
     name : str
         The model's name for clients.
     max_batch_size : int
-        The most rows of a request, and the most that wait in the worker.
+        The most rows of a request for Triton, and the most that wait in the worker.
+    max_request_rows : int
+        The most rows of a request for the worker, which is no more than ``max_batch_size``. 0: ``max_batch_size``.
     max_rows : int
         The most rows (samples x beams) that take steps together; a request with more beams is refused. 0:
         ``max_batch_size`` times the larger of 4 and the checkpoint's beams.
@@ -95,6 +97,7 @@ class ServingSettings:
 
     name: str
     max_batch_size: int = 16
+    max_request_rows: int = 0
     max_rows: int = 0
     instances: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
@@ -124,6 +127,7 @@ class ServingSettings:
             )
         least = {
             "max_batch_size": 1,
+            "max_request_rows": 0,
             "max_rows": 0,
             "instances": 1,
             "batching_delay_us": 0,
@@ -137,6 +141,11 @@ class ServingSettings:
                 raise RepositoryError(
                     f"{option} {value!r} is not a number of at least {minimum}; pass {minimum} or more"
                 )
+        if self.max_request_rows > self.max_batch_size:
+            raise RepositoryError(
+                f"--max-request-rows {self.max_request_rows} is more than --max-batch-size {self.max_batch_size}, the "
+                "most that Triton accepts; pass less, or a larger --max-batch-size"
+            )
         tensorrt = re.fullmatch("tensorrt(:.+)?", self.engine) is not None
         if not tensorrt and self.engine != "onnxruntime":
             raise RepositoryError(f"--engine {self.engine} is not known; pass onnxruntime, tensorrt, or tensorrt:NAME")
@@ -184,6 +193,7 @@ def settings_of(text: str) -> ServingSettings:
     return ServingSettings(
         name=config.name,
         max_batch_size=config.max_batch_size,
+        max_request_rows=int(parameters.get(MAX_REQUEST_ROWS, 0)),
         max_rows=int(parameters.get(MAX_ROWS, 0)),
         instances=group.count,
         device="cuda" if group.kind == triton.ModelInstanceGroup.KIND_GPU else "cpu",
@@ -297,6 +307,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
         MADE_BY: made_by,
         ENGINE: settings.engine,
         MAX_ROWS: str(settings.rows(manifest)),
+        MAX_REQUEST_ROWS: str(settings.max_request_rows or settings.max_batch_size),
         URL: settings.url,
         DEADLINE: str(settings.deadline_s),
     }

@@ -84,7 +84,9 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
         with _pipe():
             backend.send(report)
 
-    running = RunningRequests(runner.model, max_rows=settings.max_rows, send=send)
+    running = RunningRequests(
+        runner.model, max_rows=settings.max_rows, max_request_rows=settings.max_request_rows, send=send
+    )
     while True:
         end = time.monotonic() + READ_SECONDS
         while not running.active or time.monotonic() < end:

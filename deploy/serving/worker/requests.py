@@ -86,10 +86,12 @@ class RequestParser:
         The model that will run them.
     max_rows
         The most rows (samples x beams) that take steps together.
+    max_request_rows
+        The most rows (inputs) of a request; None for any number.
     """
 
-    def __init__(self, model: Model, max_rows: int) -> None:
-        self._model, self._max_rows = model, max_rows
+    def __init__(self, model: Model, max_rows: int, max_request_rows: int | None = None) -> None:
+        self._model, self._max_rows, self._max_request_rows = model, max_rows, max_request_rows
         self._tries = served_tries(model.bundle.path)
         self._numbers = count()
         self._settings = lru_cache(CACHED)(self._read_settings)
@@ -126,6 +128,11 @@ class RequestParser:
         source = request.inputs[name]
         if not len(source):
             raise InputError(f"{name} has no row; expected at least one")
+        if self._max_request_rows is not None and len(source) > self._max_request_rows:
+            raise InputError(
+                f"{name} has {len(source):,} rows, expected {self._max_request_rows:,} at most; send the others in "
+                "another request"
+            )
         lengths = _lengths(request.inputs, name, source)
         parsed = ParsedRequest(request.number, options)
         seconds = 0.0
@@ -230,9 +237,13 @@ def _settings(parameters: str) -> dict[str, Any]:
         raise InputError(
             f"the parameters have {len(parameters):,} bytes, expected {MAX_PARAMETER_BYTES:,} at most; leave some out"
         )
-    settings = {
-        name: value for name, value in json.loads(parameters or "{}").items() if not name.startswith(TRITON_PREFIX)
-    }
+    try:
+        given = json.loads(parameters or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the parameters are not JSON ({error}); pass an object of settings") from None
+    if not isinstance(given, dict):
+        raise InputError(f"the parameters are {short_repr(given)}, expected a JSON object; pass settings by name")
+    settings = {name: value for name, value in given.items() if not name.startswith(TRITON_PREFIX)}
     for name, value in settings.items():
         if isinstance(value, str) and name not in TEXT_PARAMETERS:
             try:

@@ -103,14 +103,18 @@ class RunningRequests(NullEvents):
         The loaded model.
     max_rows
         The most rows (samples x beams) that take steps together.
+    max_request_rows
+        The most rows (inputs) of a request; None for any number.
     send
         Function that takes the events, and the work that was done since its last call.
     """
 
-    def __init__(self, model: Model, *, max_rows: int, send: Callable[[Report], None]) -> None:
+    def __init__(
+        self, model: Model, *, max_rows: int, max_request_rows: int | None = None, send: Callable[[Report], None]
+    ) -> None:
         self._model, self._send, self._max_rows = model, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
-        self._parser = RequestParser(model, max_rows)
+        self._parser = RequestParser(model, max_rows, max_request_rows)
         self._parsing = ParsingThreads(self._announce)
         self._sending = threading.Lock()
         self._rows: dict[int, list[_OpenRow]] = {}  # by request

@@ -147,3 +147,11 @@ def test_raw_samples_without_a_rate_name_the_option(tmp_path: Path, name: str, h
     with pytest.raises(InputError) as caught:
         list(read_blocks(str(path), 16_000))
     assert str(caught.value).partition("expected a WAV, FLAC, OGG or MP3 file")[2] == hint
+
+
+@pytest.mark.parametrize("samples", [[[3e38, 3e38]], [[np.nan, 0]], [[np.inf, -np.inf]]])
+def test_samples_beyond_float32_are_refused_without_a_warning(samples: list[list[float]]) -> None:
+    data = io.BytesIO()
+    soundfile.write(data, np.float32(samples * 9), RATE_HZ, format="WAV", subtype="FLOAT")
+    with pytest.raises(InputError, match="holds NaN or infinity"):
+        read(data.getvalue())

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.bundle.manifest import GraphEntry
-from tightbeam.deploy.bundle.protobuf import fields, varint
+from tightbeam.deploy.bundle.operators import operators_version
+from tightbeam.deploy.bundle.protobuf import content, fields, varint
 from tightbeam.deploy.runtimes._mapped_weights import MappedWeights
+from tightbeam.deploy.runtimes.process_memory import _nodes
 from tightbeam.graph_passes import PRESETS
 
 
@@ -201,3 +203,21 @@ def test_integers_of_protobuf() -> None:
     assert list(fields(memoryview(b"\x08\x96\x01\x12\x02hi\x25abcd"))) == [(1, 150), (2, b"hi"), (4, b"abcd")]
     with pytest.raises(ValueError, match="beyond its message"):
         list(fields(memoryview(b"\x12\x05hi")))
+    assert content(memoryview(b"hi")) == b"hi"
+    with pytest.raises(TypeError, match="a number"):  # bytes(1 << 40) asks for a terabyte
+        content(1 << 40)
+    with pytest.raises(ValueError, match="too many bytes"):
+        varint(memoryview(b"\x80" * 11), 0)
+
+
+def test_a_graph_with_numbers_for_names_is_a_damaged_one(bundles: BundleCache, tmp_path: Path) -> None:
+    """A length in place of a name is not made into as many zeros."""
+    folder = Path(shutil.copytree(bundles("dedup"), tmp_path / "bundle"))
+    bundle = Bundle.load(folder)
+    large = b"\x80\x80\x80\x80\x80\x20"  # the varint 1 << 40
+    opset, node = b"\x08" + large, b"\x20" + large
+    graph = b"\x0a" + bytes([len(node)]) + node
+    data = b"\x42" + bytes([len(opset)]) + opset + b"\x3a" + bytes([len(graph)]) + graph
+    bundle.file(bundle.manifest.decoder).write_bytes(data)
+    assert operators_version(bundle) is None
+    assert list(_nodes(bundle, bundle.manifest.decoder)) == []

@@ -169,6 +169,7 @@ def test_every_field_of_the_configuration(
         "parameters": {
             "engine": {"string_value": "onnxruntime"},
             "max_rows": {"string_value": "64"},
+            "max_request_rows": {"string_value": "16"},
             "deadline_s": {"string_value": "3600"},
             "url": {"string_value": "http://127.0.0.1:8000"},
         },
@@ -180,7 +181,9 @@ def test_every_field_of_the_configuration(
 
 
 def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Path, tmp_path: Path) -> None:
-    given = "--max-batch-size 6 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
+    given = (
+        "--max-batch-size 6 --max-request-rows 4 --max-rows 30 --instances 2 --batching-delay-us 0 --max-queue-size 9"
+    )
     cpu = triton_repo(with_engine, tmp_path, "--name", "c", *given.split(), "--url", "https://h:80").wrote()
     found = config_of(cpu.parent)
     assert found["max_batch_size"] == 6
@@ -188,6 +191,7 @@ def test_options_are_in_the_configuration(triton_repo: Command, with_engine: Pat
     policy = {"max_queue_size": 9, "allow_timeout_override": True}
     assert found["dynamic_batching"] == {"default_queue_policy": policy}
     assert found["parameters"]["max_rows"] == {"string_value": "30"}
+    assert found["parameters"]["max_request_rows"] == {"string_value": "4"}
     assert found["parameters"]["url"] == {"string_value": "https://h:80"}
     assert not (cpu / "bundle" / "engines").exists()
     for name, chosen in (("g", []), ("h", ["--device", "cuda"]), ("i", ["--device", "gpu"])):

@@ -1,0 +1,102 @@
+"""Every setting of a request meets hostile values as JSON: it runs, or is refused in one line, in little work."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.audio import chirp
+from support.bundles.cache import BundleCache
+from support.refusals import refusal_of
+from support.serving.triton_requests import ids_request, text_request
+from tightbeam.deploy import Runner
+from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.fields import FIELDS
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.worker.requests import RequestParser
+
+NAMES = sorted({own.name for own in FIELDS} | {"generation_config", "truncate", "deadline_s", "no_such_setting"})
+HOSTILE: dict[str, str] = {
+    "2**31": str(2**31),
+    "2**70": str(2**70),
+    "a number of 4,000 digits": "9" * 4000,
+    "a number of 9,000 digits": "9" * 9000,
+    "-1": "-1",
+    "NaN": "NaN",
+    "1e999": "1e999",
+    "a long text": json.dumps("x" * 60_000),
+    "a list of many ids": json.dumps([5] * 20_000),
+    "a list of many lists": json.dumps([[5]] * 10_000),
+    "a deep list": "[" * 30_000 + "]" * 30_000,
+    "a deep object": '{"a":' * 9000 + "1" + "}" * 9000,
+    "an object": '{"x": 1}',
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(bart: Runner, whisper: Runner, bundles: BundleCache) -> dict[str, tuple[Runner, dict[str, Any]]]:
+    """A runner of each kind of model, and a source for it."""
+    image = io.BytesIO()
+    pytest.importorskip("PIL.Image").fromarray(np.zeros((3, 4, 3), np.uint8)).save(image, "PNG")
+    trocr = Runner.load(bundles("dedup", "trocr", tokenizer=True), threads=1)
+    return {
+        "text": (bart, {"TEXT": np.array([[b"a town"]], np.object_)}),
+        "speech": (whisper, {"AUDIO": chirp(0.1)[None]}),
+        "image": (trocr, {"IMAGE": np.array([[image.getvalue()]], np.object_)}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["text", "speech", "image"])
+def test_hostile_parameters(inputs: dict[str, tuple[Runner, dict[str, Any]]], kind: str) -> None:
+    runner, source = inputs[kind]
+    parser = RequestParser(runner.model, 40)
+    count = 0
+    for place, (hostile, value) in enumerate(HOSTILE.items()):
+        for name in NAMES[place % 2 :: 2]:  # each name meets half of them, as JSON or as JSON in a text
+            parameters = f'{{"{name}": {json.dumps(value) if place % 4 < 2 else value}}}'
+            refused = refusal_of(lambda: parser.parse(Request(1, source, parameters)))  # noqa: B023
+            if refused is not None:
+                count += 1
+                refused.check()
+                whole = ("the parameters have", "the parameters are not JSON")
+                assert name in refused.message or refused.message.startswith(whole), (hostile, refused.message)
+    assert count > len(HOSTILE) * len(NAMES) // 4
+
+
+MANY: dict[str, str] = {
+    "lists": "[" + "[]," * 200_000 + "1]",
+    "a deep list": "[" * 60_000,
+    "objects": "[" + "{}," * 100_000 + "1]",
+    "pairs": "{" + ",".join(f'"{number}":1' for number in range(60_000)) + "}",
+    "texts": "[" + '"ab",' * 180_000 + "1]",
+    "numbers": "[" + "1e9," * 200_000 + "1]",
+}
+
+
+@pytest.mark.parametrize("form", MANY)
+def test_messages_of_a_million_bytes_are_refused_in_little_work(bart: Runner, form: str) -> None:
+    source = {"MESSAGES": np.array([[MANY[form].encode()]], np.object_)}
+    refused = refusal_of(lambda: RequestParser(bart.model, 40).parse(Request(1, source, "")))
+    assert refused is not None
+    refused.check()
+
+
+@pytest.mark.parametrize("parameters", ["[]", "1", '"x"', "{", "[" * 30_000, "NaN"])
+def test_parameters_that_are_no_object_are_refused(bart: Runner, parameters: str) -> None:
+    source = {"TEXT": np.array([[b"a town"]], np.object_)}
+    with pytest.raises(InputError, match="the parameters are"):
+        RequestParser(bart.model, 40).parse(Request(1, source, parameters))
+
+
+@pytest.mark.parametrize("request_of", [text_request, ids_request])
+def test_rows_of_a_request_are_bounded_by_a_setting_of_the_server(bart: Runner, request_of: Callable[..., Any]) -> None:
+    row: Any = "a town" if request_of is text_request else [5, 6]
+    parser = RequestParser(bart.model, 40, max_request_rows=3)
+    assert len(parser.parse(request_of(1, *[row] * 3)).rows) == 3
+    with pytest.raises(InputError, match="has 4 rows, expected 3 at most; send the others in another request"):
+        parser.parse(request_of(1, *[row] * 4))

@@ -1,0 +1,58 @@
+"""Fuzzing of sound files: WAV, FLAC, OGG and MP3, and the header of a WAV stream."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from support.audio import chirp
+from support.fuzzing import bytes_like, corpus, fuzz
+from tightbeam.deploy.inputs.audio_files import audio_blocks, read_blocks
+from tightbeam.deploy.inputs.raw_sound import RawSound, wav_beginning
+
+soundfile = pytest.importorskip("soundfile")
+pytestmark = [pytest.mark.slow, pytest.mark.fuzz]
+FORMATS = [
+    *[("WAV", kind) for kind in ("PCM_U8", "PCM_16", "PCM_24", "FLOAT", "ULAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")],
+    *[("WAVEX", "PCM_16"), ("RF64", "PCM_16"), ("FLAC", "PCM_16"), ("FLAC", "PCM_24")],
+    *[("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")],
+]
+
+
+def valid_files() -> list[bytes]:
+    """A few milliseconds of sound in each format; the MP3 file also without the frame that counts the others."""
+    found = []
+    for kind, subtype in FORMATS:
+        for channels in (1, 2):
+            if (kind, subtype, channels) == ("WAV", "GSM610", 2):
+                continue
+            file = io.BytesIO()
+            sound = np.stack([chirp(0.03)] * channels, axis=1)
+            soundfile.write(file, sound, 16_000, format=kind, subtype=subtype)
+            found.append(file.getvalue())
+    counting = found[-1].find(b"Xing")
+    return [*found, found[-1][counting + 200 :]]
+
+
+def test_sound_files() -> None:
+    def run(data: bytes) -> None:
+        for _ in read_blocks(data, 16_000, most_s=20):
+            pass
+
+    valid = valid_files()
+    fuzz("sound", bytes_like(valid), run, first=[*valid, *corpus("sound")])
+
+
+def test_wav_streams() -> None:
+    def run(example: tuple[bytes, int]) -> None:
+        file = io.BytesIO(example[0])
+        _, own, nbytes = wav_beginning(file)
+        if own is not None:
+            for _ in audio_blocks(RawSound("standard input", own, file, nbytes), 16_000, most_s=20):
+                pass
+
+    valid = [data for data in valid_files() if data.startswith(b"RIFF")]
+    fuzz("streams", st.tuples(bytes_like(valid), st.just(0)), run, first=[(data, 0) for data in valid])
