@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind soak clean
+.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind fuzz soak clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,11 @@ valgrind: $(READY) ## [not measured] the operator tests under valgrind; needs cm
 	cmake -S plugins -B build/valgrind -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	cmake --build build/valgrind
 	$(BIN)/python tools/memcheck.py build/valgrind/libtightbeam_cpu.so --noconftest $(OPERATOR_TESTS)
+
+fuzz: $(BUILT) ## [not measured] mutated bundles, tokenizers, requests, tries, sounds and images, each for MINUTES=10 of processor time
+	@failed=; for target in tests/fuzz/test_*.py; do \
+	  TIGHTBEAM_FUZZ_SECONDS=$$(( 60 * $(or $(MINUTES),10) )) $(BIN)/python -m pytest -q -s -m fuzz $$target || failed="$$failed $$target"; done; \
+	  [ -z "$$failed" ] || { echo "error: failed, with the examples in build/fuzz:$$failed" >&2; exit 1; }
 
 soak: $(BUILT) $(SERVED) ## [35 min] serve tiny models under hostile requests, kills and a full disk (MINUTES=30 SEED=1)
 	$(BIN)/python -m tools.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
