@@ -42,8 +42,7 @@ def test_manifests(folder: Path, bundles: BundleCache) -> None:
     def run(manifest: Any) -> None:
         _write(folder / "bundle.json", json.dumps(manifest).encode())
         repr(Bundle.load(folder, verify=False))
-        with Runner.load(folder, threads=1, verify=False) as runner:
-            runner.options()
+        Runner.load(folder, threads=1, verify=False).options()
 
     fuzz("manifests", json_like(valid), run, first=valid)
 

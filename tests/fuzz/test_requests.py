@@ -109,7 +109,7 @@ def test_lines(bundles: BundleCache) -> None:
         lines = [json.dumps({"text": source, **settings}).encode()]
         for result in run_lines(runner.model, lines, LineFormat(ids=ids, field="text")):
             if result.error is not None:
-                raise result.error
+                raise InputError(result.error)
 
     source = st.one_of(st.just("a town"), st.just([5, 6, 2]), json_like([[5, 6], [{"role": "user", "content": "x"}]]))
     fuzz("lines", st.tuples(source, settings_like(SETTINGS, ModelKind.TEXT), st.booleans()), run)

@@ -5,6 +5,7 @@ Whatever it is given, a target ends, raises no errors but the project's own, eac
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import json
 import math
@@ -87,8 +88,8 @@ def bytes_like(valid: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
     """Return a copy of a JSON document with some of its parts replaced, removed, moved or added."""
     document = json.loads(json.dumps(document))
-    for path, kind, value in choices:
-        draw, holder, key = random.Random(path), None, None
+    for path, kind, given in choices:
+        value, draw, holder, key = copy.deepcopy(given), random.Random(path), None, None
         inner = document
         while isinstance(inner, dict | list) and inner and (holder is None or draw.random() < 0.8):
             holder = inner
@@ -101,7 +102,7 @@ def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
         elif kind == 1 and isinstance(holder, dict):
             holder[str(value)[:50]] = inner
         elif kind == 2 and isinstance(holder, list):
-            holder.extend([inner] * (1 + path % 50))
+            holder.extend(copy.deepcopy(inner) for _ in range(1 + path % 50))
         elif kind == 3 and isinstance(inner, int | float):
             holder[key] = inner + (-1, 1, 0.5, 1 << 31)[path % 4]
         else:

@@ -42,7 +42,7 @@ def _bytes(array: Array) -> int:
 def deadline_of(parameters: str) -> float:
     """Return the seconds that a request asks for; infinity if it does not. The worker refuses a wrong number."""
     if DEADLINE in parameters and len(parameters) <= MAX_PARAMETER_BYTES:
-        with suppress(ValueError, AttributeError, TypeError, RecursionError):
+        with suppress(ValueError, AttributeError, OverflowError, TypeError, RecursionError):
             deadline_s = float(json.loads(parameters).get(DEADLINE, math.inf))
             return deadline_s if deadline_s > 0 else math.inf
     return math.inf
