@@ -300,11 +300,11 @@ def test_what_no_runner_would_load_is_refused_before_it_is_compared(
 ) -> None:
     def spoiled(*given: Any) -> tuple[QuantizedEntry, ...]:
         first, *others = measure_products(*given)
-        return first.model_copy(update={"kept": "blocks"}), *others
+        return first.model_copy(update={"kept": "w8a16", "w8a16": None}), *others
 
     monkeypatch.setattr(pipeline, "measure_products", spoiled)
     monkeypatch.setattr(pipeline, "compare", lambda *_: pytest.fail("the bundle is compared"))
-    said = r"^[^\n]+ is kept as blocks, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
+    said = r"^[^\n]+ is kept as w8a16, whose error None is not allowed; there is no new bundle: please report [^\n]+$"
     with pytest.raises(ExportError, match=said) as caught:
         export_model(checkpoints("bart"), tmp_path / "bundle", precision="int8", check=check)
     assert "--no-check" not in str(caught.value)
