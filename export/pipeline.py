@@ -70,7 +70,9 @@ from tightbeam.export.tables import caches_table, divergences_table, inexact_opt
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
+    GENERATED,
     PRESETS,
+    SOURCE,
     LayerPlan,
     ModelGraphs,
     PassResult,
@@ -267,8 +269,14 @@ def _rewrite(export: _Export) -> None:
 
 
 def _try_precision(export: _Export) -> None:
-    """Raise PassError now for what the precision refuses after the measurements, which are slow."""
+    """Raise PassError now for what the precision refuses after the measurements, which are slow.
+
+    Not if values are made of keys: the inverse of a badly conditioned weight may be beyond float16, until the guard
+    gives the keys another form.
+    """
     precision, cache_precision = export.options.precision, export.options.cache_precision
+    if any(SOURCE[layer.source].key_forms or GENERATED[layer.generated].key_forms for layer in export.plan):
+        return
     if precision == "fp16" or cache_precision is not None:
         to_precision(export.graphs, "fp32" if precision in INTEGERS else precision, cache_precision=cache_precision)
 

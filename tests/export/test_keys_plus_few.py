@@ -113,6 +113,15 @@ def test_the_guard_takes_the_smallest_r(checkpoints: CheckpointCache, tmp_path: 
     assert plan == (LayerPlan("k", "k", "", KeyForm(True, few), KeyForm(True, few)),)
 
 
+def test_an_inverse_beyond_float16_is_not_refused_before_the_guard(
+    checkpoints: CheckpointCache, tmp_path: Path
+) -> None:
+    sizes = {"d_model": 128, "decoder_attention_heads": 4, "decoder_layers": 1, "encoder_layers": 1}
+    folder = spoil(checkpoints.copy(tmp_path / "checkpoint", "bart", **sizes))
+    bundle = export_model(folder, tmp_path / "bundle", variant="kcache", precision="fp16", check=False)
+    assert [layer.source_keys.few for layer in bundle.manifest.layers] == [32]
+
+
 def test_keys_of_a_norm_stay_alone(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     plan, found = measured(checkpoints, tmp_path / "checkpoint", "olmo2", "fp32")
     assert {(layer.source, layer.generated) for layer in plan} == {("kv", "kv")}
