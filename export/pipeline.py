@@ -316,7 +316,10 @@ def _lower_precision(export: _Export) -> None:
     export.products, export.divergences = (), ()
     int4 = _guard_products(export) if precision in INTEGERS else {}
     forms = forms_of(export.products)
-    graphs, results = to_precision(export.graphs, precision, forms, int4, cache_precision=cache_precision)
+    screened = export.options.screen_logits
+    graphs, results = to_precision(
+        export.graphs, precision, forms, int4, cache_precision=cache_precision, screened=screened
+    )
     is_float32 = precision == "fp32" and cache_precision is None
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs

@@ -12,8 +12,9 @@
     skip_small_weights  if asked for: not exact
     move_scales         for int8 and int4, with scales that the export chooses on real rows
     to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
-                        normalize_rows for int8 and int4, linear, flat_rows, and quantize_source for an int8 source
-                        cache, else prompt_parts: half precision and integers are not exact
+                        normalize_rows for int8 and int4, linear, flat_rows, screen_head if asked for, and
+                        quantize_source for an int8 source cache, else prompt_parts: half precision and integers are
+                        not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
                         on the written messages, to_plugin_nodes
 
@@ -45,6 +46,7 @@ from tightbeam.graph_passes.precision.lower_precision import INTEGERS, lower_pre
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, NO_INT4, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
+from tightbeam.graph_passes.precision.screen_head import screen_head
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
@@ -126,6 +128,7 @@ def to_precision(
     int4: Mapping[str, Int4Matrix] = NO_INT4,
     *,
     cache_precision: str | None = None,
+    screened: bool = False,
 ) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs in a precision; in float32, int8 and int4 with the operators of CPUs.
 
@@ -139,17 +142,21 @@ def to_precision(
         Forms of single products in int8 and int4, and the matrices of those with 4 bits (``quantize``).
     cache_precision
         "int8" for a source cache in int8, with all but "fp16" and "bf16".
+    screened
+        Screen the logits of greedy steps, with "fp32".
 
     Raises
     ------
     PassError
-        For a weight beyond the range of the precision, and for a source cache that cannot be int8.
+        For a weight beyond the range of the precision, a source cache that cannot be int8, and logits that cannot be
+        screened.
     """
     if precision not in ("fp32", *INTEGERS):
         return _run(_precision_passes(precision), graphs)
     integers: list[Pass] = [partial(quantize, forms=forms, int4=int4), normalize_rows] if precision in INTEGERS else []
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
-    return _run([*passes, prompt_parts if cache_precision is None else quantize_source], graphs)
+    screens: list[Pass] = [screen_head] if screened else []
+    return _run([*passes, *screens, prompt_parts if cache_precision is None else quantize_source], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -71,6 +71,7 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
     "trie_offsets": (np.int32, ("Y + 3",)),
     "trie_tokens": (np.int32, ("Y",)),
     "trie_nodes": (np.int32, ("R",)),
+    "all_logits": (np.bool_, ()),
 }
 """Decoder inputs that the host writes, with types and shapes.
 
@@ -78,6 +79,7 @@ SMALL_INPUTS: dict[str, tuple[type[np.generic], tuple[int | str, ...]]] = {
 ``history`` have the capacity of the whole run; ``lengths`` and ``history_lengths`` are the used parts, and the rest is
 0, a valid slot and a valid token. ``first_positions`` is the position of the first token that the decoder reads: the
 last one of a prompt, 0 without a prompt. ``trie_nodes`` is 0 if any token may follow; without a trie Y is 0.
+``all_logits`` is true if the search reads whole rows of logits.
 """
 
 TRIE_ARRAYS = ("trie_offsets", "trie_tokens")

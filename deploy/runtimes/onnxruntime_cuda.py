@@ -48,7 +48,9 @@ OPTIONS = {
     # left an arena of five times the largest batch, since pieces that are too small are never freed.
     "arena_extend_strategy": "kNextPowerOfTwo",
 }
-SETTINGS = frozenset({"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size"})
+SETTINGS = frozenset(
+    {"num_beams", "candidates", "normalize", "repetition_penalty", "no_repeat_ngram_size", "all_logits"}
+)
 """Inputs that may be read in host memory: single numbers, constant for a batch."""
 ENCODED_TOGETHER = 16384
 """Source positions encoded at a time: enough to occupy every multiprocessor. The arena grows with them."""

@@ -44,6 +44,7 @@ class BeamStepper:
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
         inputs["candidates"][...] = options.candidates
+        inputs["all_logits"][...] = options.reads_logits
         if options.reads_logits:
             decoding.fetch_logits()
         if options.aligned:

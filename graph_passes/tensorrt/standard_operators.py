@@ -2,8 +2,9 @@
 
     x - Linear(W in tiles, b, r)        ->  x - MatMul(W) - Add b - Add r
     tokens - TiledGather(E^T in tiles)  ->  tokens - Gather(E); products of the same tiles: Gemm(E, transB = 1)
+    x - ScreenedLinear(W in tiles, b)   ->  as Linear(W in tiles, b, 0)
 
-The inverse of ``linear``. Exact but for rounding.
+The inverse of ``linear`` and ``screen_head``. Exact but for rounding.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder, tidy
 from tightbeam.graph_passes.model import Array, ModelGraphs, PassResult
+from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS
 from tightbeam.graph_passes.precision.sites import named_graphs
 from tightbeam.plugins.ops import DOMAIN
 from tightbeam.plugins.ops.linear.layout import untiled
@@ -21,7 +23,7 @@ from tightbeam.plugins.ops.quantized_matmul import TILE_COLUMNS
 __all__ = ["REPLACED", "standard_operators"]
 
 NAME = "standard_operators"
-REPLACED = ("Linear", "TiledGather")
+REPLACED = ("Linear", "TiledGather", "ScreenedLinear")
 """Operators of the CPU alone that become better nodes here than their functions have."""
 
 
@@ -37,6 +39,9 @@ class _Replacement:
 
     def __init__(self, graph: gs.Graph, vocabularies: tuple[int, ...]) -> None:
         self.graph, self.build, self.vocabularies = graph, Builder(graph, NAME), vocabularies
+        for node in [node for node in graph.nodes if node.op == "ScreenedLinear"]:
+            node.op, node.inputs = "Linear", [*node.inputs[:3], self.build.constant(np.zeros((1, 1)), np.float32)]
+            graph.inputs = [tensor for tensor in graph.inputs if tensor.name != ALL_LOGITS]
         nodes = [node for node in graph.nodes if node.domain == DOMAIN]
         self.nodes = {op: [node for node in nodes if node.op == op] for op in REPLACED}
         self.looked_up = {node.inputs[1].name for node in self.nodes["TiledGather"]}

@@ -29,6 +29,7 @@ from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_ATTENTION
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
+from tightbeam.plugins.ops.screened_linear import SCREENED_LINEAR
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.ops.split_rows_head_matmul import SPLIT_ROWS_HEAD_MATMUL
 from tightbeam.plugins.ops.split_rows_matmul import SPLIT_ROWS_MATMUL
@@ -74,6 +75,7 @@ OPERATORS: dict[str, Operator] = {
         TILED_GATHER,
         QUANTIZED_GATHER,
         INT4_GATHER,
+        SCREENED_LINEAR,
     )
 }
 """Every operator by its name."""

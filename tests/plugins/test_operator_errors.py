@@ -48,6 +48,7 @@ def full_case(name: str) -> Case:
         "Int4Gather": {"R": 3, "blocks": 3, "vocabulary": 21},
         "Linear": {"R": 3, "X": 6, "Y": 21, "added": True},
         "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
+        "ScreenedLinear": {"R": 3, "groups": 2, "vocabulary": 21},
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": SOURCE | {"V": 5},
         "QuantizedLatentAttention": SOURCE,
@@ -266,6 +267,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
+    free |= {("ScreenedLinear", "banned", 1), ("ScreenedLinear", "history", 1)}
     free |= {("NormalizeRows", "rows", 0)}
     free |= {(op, "key_bias", 1) for op in OVER_SOURCE}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
@@ -302,7 +304,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
             except Exception as error:
                 assert f"{name}: " in str(error), (tensor, axis)
             else:
-                assert (name, tensor, axis) == ("BeamTopK", "banned", 1)
+                assert (name, tensor, axis) in (("BeamTopK", "banned", 1), ("ScreenedLinear", "banned", 1))
     assert refused or len(case.inputs) == 1
 
 

@@ -38,6 +38,7 @@ MODULES: dict[str, ModuleType] = {
         ("TiledGather", "tiled_gather"),
         ("QuantizedGather", "quantized_gather"),
         ("Int4Gather", "int4_gather"),
+        ("ScreenedLinear", "screened_linear"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""

@@ -1,0 +1,119 @@
+"""Screened logits: the same results for every search, and the pass that makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+
+from support.bundles.traces import traced
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.deploy.bundle.writer import write_bundle
+from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
+from tightbeam.export.checkpoint.load import load_checkpoint
+from tightbeam.export.writing.bundle_files import write_files
+from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all, to_precision
+from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, screen_head
+from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
+from tightbeam.plugins.library import cpu_library
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "export" / "demo" / "examples.txt"
+SEARCHES: list[dict[str, Any]] = [
+    {"num_beams": 1},
+    {"num_beams": 1, "no_repeat_ngram_size": 1, "repetition_penalty": 1.7},
+    {"num_beams": 1, "repetition_penalty": 0.5},
+    {"num_beams": 1, "bad_words_ids": [[5], [17, 30]], "suppress_tokens": list(range(100, 700))},
+    {"num_beams": 1, "return_token_scores": True},
+    {"num_beams": 4},
+    {"num_beams": 1, "do_sample": True, "seed": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def graphs() -> ModelGraphs:
+    """The demo model in float32: its vocabulary has more tiles than a step's tokens."""
+    canonical = traced(load_checkpoint("demo"))
+    return rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))[0]
+
+
+@pytest.fixture(scope="module")
+def folders(graphs: ModelGraphs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A bundle with all logits, and one with screened logits."""
+    root, checkpoint = tmp_path_factory.mktemp("screened"), load_checkpoint("demo")
+
+    def written(name: str, screened: bool) -> Path:
+        made, results = to_precision(graphs, "fp32", screened=screened)
+        plan = same_for_all(PRESETS["dedup"], graphs.sizes.L, "")
+        return write_bundle(
+            root / name, lambda folder: write_files(folder, checkpoint, made, results, plan, variant="dedup")
+        ).path
+
+    return written("all", False), written("screened", True)
+
+
+@pytest.fixture(scope="module")
+def runners(folders: tuple[Path, Path]) -> list[Runner]:
+    return [Runner.load(folder, verify=False) for folder in folders]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_every_search_gives_the_same(runners: list[Runner], search: dict[str, Any]) -> None:
+    for text in EXAMPLES.read_text(encoding="utf-8").splitlines()[:3]:
+        ids, _ = runners[0].model.text.encode(text)
+        expected, found = (runner.generate([ids], max_new_tokens=12, **search) for runner in runners)
+        np.testing.assert_array_equal(found.sequences, expected.sequences)
+        for name in ("scores", "token_scores"):
+            if getattr(expected, name) is not None:
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.skipif(cpu_library() is None, reason="the function inside a model computes all logits")
+def test_logits_are_left_out_only_if_no_search_reads_them(folders: tuple[Path, Path]) -> None:
+    bundle = Bundle.load(folders[1], verify=False)
+    decoding = OnnxRuntimeCpu(bundle, 1).begin(np.array([[5, 6, 7]]), np.ones((1, 3), np.int64), 1, 4, 2)
+    decoding.fetch_logits()
+    for name in ("lengths", "history_lengths", "repetition_penalty"):
+        decoding.inputs[name][...] = 1
+    decoding.inputs["candidates"][...] = 2
+    computed = []
+    for all_logits in (False, True):
+        decoding.inputs[ALL_LOGITS][...] = all_logits
+        decoding.step()
+        assert decoding.logits is not None
+        computed.append(int(np.isfinite(decoding.logits).sum()))
+    assert computed[0] < computed[1] == bundle.manifest.sizes.vocabulary
+
+
+def test_standard_operators_are_those_of_all_logits(graphs: ModelGraphs) -> None:
+    made = [to_precision(graphs, "fp32", screened=screened)[0] for screened in (False, True)]
+    assert ALL_LOGITS in [tensor.name for tensor in made[1].decoder.inputs]
+    for each in made:
+        standard_operators(each)
+    expected, found = (
+        ([tensor.name for tensor in each.decoder.inputs], [node.op for node in each.decoder.nodes]) for each in made
+    )
+    assert found == expected
+
+
+def head_of(graphs: ModelGraphs) -> gs.Node:
+    return next(node for node in graphs.decoder.nodes if node.op == "BeamTopK").inputs[0].inputs[0]
+
+
+def test_a_head_that_cannot_be_screened_is_refused(graphs: ModelGraphs) -> None:
+    with pytest.raises(PassError, match=r"the result of .*, expected a product .* in float32; export without --screen"):
+        screen_head(to_precision(graphs, "int8")[0])
+    large, added, odd = (to_precision(graphs, "fp32")[0] for _ in range(3))
+    head = head_of(large)
+    head.inputs[1] = gs.Constant("large", np.full_like(head.inputs[1].values, 1e20))
+    with pytest.raises(PassError, match=r"weights or biases above 1e\+15, or NaN"):
+        screen_head(large)
+    head_of(added).inputs[3] = gs.Constant("added", np.ones((1, 1), np.float32))
+    with pytest.raises(PassError, match="a tensor is added to the logits"):
+        screen_head(added)
+    head = head_of(odd)
+    head.inputs[1] = gs.Constant("odd", head.inputs[1].values[:, :-1])
+    with pytest.raises(PassError, match="rows of 127 numbers, expected a multiple of 4"):
+        screen_head(odd)
