@@ -139,10 +139,10 @@ def check_max_divergence(options: ExportOptions) -> None:
             f"max_divergence={options.max_divergence:g} is not a budget in nats a token; expected a number above 0, "
             f"e.g. {MAX_DIVERGENCE:g}"
         )
-    if options.precision not in INTEGERS:
+    if options.precision not in INTEGERS and options.cache_precision is None:
         raise ExportError(
             f"max_divergence is for int8 and int4, the precision is {options.precision}; leave it out, or pass "
-            "--precision int8"
+            "--precision int8 or --cache-precision int8"
         )
 
 
@@ -240,7 +240,8 @@ class ExportOptions:
         Option(
             "How far int8 or int4 may move the distribution of the next token, in nats a token on the calibration "
             f"texts, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
-            f"{MAX_DIVERGENCE_INT4:g} in int4. Products keep more bits until it holds.",
+            f"{MAX_DIVERGENCE_INT4:g} in int4. A source cache in int8 takes its share, and products keep more bits "
+            "until the rest holds.",
             check=check_max_divergence,
         ),
     ] = None

@@ -28,7 +28,7 @@ from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
-from tightbeam.export.accuracy.calibration_run import CalibrationRun, halves
+from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, halves
 from tightbeam.export.accuracy.divergence import (
     divergence,
     entries_of,
@@ -84,6 +84,7 @@ from tightbeam.graph_passes import (
     to_precision,
 )
 from tightbeam.graph_passes.caches.cost import count_weights
+from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 from tightbeam.graph_passes.precision.move_scales import move_scales
@@ -148,6 +149,8 @@ class _Export:
     """how their forms were chosen; empty in other precisions"""
     caches: tuple[QuantizedCacheEntry, ...] = field(init=False)
     """errors of the source caches in int8; empty without them"""
+    cache_divergence: float | None = field(init=False)
+    """divergence of float32 graphs with source caches in int8; None without them"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -249,6 +252,7 @@ def _rewrite(export: _Export) -> None:
     assert export.choice.preset is not None
     export.plan = same_for_all(export.choice.preset, canonical.sizes.L, export.choice.reason)
     export.guarded = export.caches = ()
+    export.cache_divergence = None
     export.on_step(REWRITING)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
     if needs_guard(export.plan) or options.cache_precision is not None:
@@ -289,6 +293,30 @@ def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) 
     except ExportError:
         export.on_table(caches_table(export.caches))
         raise
+    run = _calibration_run(export)
+    exact = run(export.graphs)
+    quantized, _ = to_precision(export.graphs, "fp32", cache_precision="int8")
+    export.cache_divergence = divergence(exact, run(quantized, exact.tokens).log_probabilities, _counted(export, exact))
+    budget = export.options.divergence_budget
+    if export.cache_divergence > budget:
+        export.on_table(caches_table(export.caches))
+        raise ExportError(
+            f"the source cache in int8 moves the distribution of the next token by {export.cache_divergence:.2g} nats, "
+            f"over the budget of {budget:g}; leave --cache-precision int8 out, or raise --max-divergence"
+        )
+
+
+def _calibration_run(export: _Export) -> CalibrationRun:
+    """The calibration inputs, and how graphs are run over them."""
+    checkpoint = export.checkpoint
+    samples = calibration_samples(checkpoint, export.preparation.texts)
+    parent, decoder_only = export.preparation.target.absolute().parent, export.graphs.sizes.decoder_only
+    return CalibrationRun(samples, checkpoint.generation_config, parent, decoder_only=decoder_only)
+
+
+def _counted(export: _Export, exact: Outputs) -> Array:
+    """The steps of calibration inputs that a divergence counts."""
+    return steps_before_end(exact.tokens, export.checkpoint.generation_config.get("eos_token_id"))
 
 
 def _check_memory(export: _Export, bytes_of_weights: int) -> None:
@@ -352,13 +380,13 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
         rows_to_fit, _ = product_rows(graphs, found, of_run(choosing, most_rows=ROWS_TO_FIT))
         int4 = int4_matrices(found, rows_to_fit)
     entries = measure_products(found, rows, int4)
-    counted = steps_before_end(exact.tokens, generation.get("eos_token_id"))
+    counted = _counted(export, exact)
 
     def divergence_of(forms: Mapping[str, str]) -> float:
         quantized, _ = to_precision(graphs, "int8", forms, int4)
         return divergence(exact, run(quantized, exact.tokens).log_probabilities, counted)
 
-    budget = export.options.divergence_budget
+    budget = export.options.divergence_budget - (export.cache_divergence or 0.0)  # independent errors add up
     widenings = within_budget(entries, readers_of(found), divergence_of, budget)
     export.products = widened(entries, widenings[-1])
     export.divergences = entries_of(widenings, entries, readers_of(found))
@@ -390,6 +418,7 @@ def _write(export: _Export) -> Bundle:
             export.products,
             export.divergences,
             export.caches,
+            export.cache_divergence,
             variant=export.choice.name,
             precision=options.precision,
             cache_precision=options.cache_precision,

@@ -194,6 +194,8 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
         )
     if said := describe_products(manifest.quantized, manifest.divergences):
         yield said
+    if manifest.cache_divergence is not None:
+        yield f"the source cache in int8 alone moves the distribution by {manifest.cache_divergence:.2g} nats"
     if manifest.precision != "fp32" or manifest.cache_precision is not None:
         yield describe_error(manifest.precision, manifest.precision_error, manifest.cache_precision)
     if manifest.tokenizer is None:

@@ -416,6 +416,9 @@ class Manifest(Entry):
         precisions, and in older bundles.
     quantized_caches : tuple of QuantizedCacheEntry
         Source caches in int8; empty without them, and in older bundles.
+    cache_divergence : float or None
+        Mean of KL(float32 || float32 with source caches in int8) over the steps of calibration inputs, in nats a token;
+        None without such caches, and in older bundles.
     speech : FileEntry or None
         Settings of a speech model's feature extractor. Its encoder takes ``input_features`` or ``input_values``.
     convolutions : tuple of (int, int, int)
@@ -447,6 +450,7 @@ class Manifest(Entry):
     quantized: tuple[QuantizedEntry, ...] = ()
     divergences: tuple[DivergenceEntry, ...] = ()
     quantized_caches: tuple[QuantizedCacheEntry, ...] = ()
+    cache_divergence: FiniteFloat | None = None
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     global_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     passes: tuple[PassEntry, ...]

@@ -189,6 +189,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "precision_error": None if manifest.precision_error is None else manifest.precision_error.model_dump(),
         "quantized": [entry.model_dump() for entry in manifest.quantized],
         "quantized_caches": [entry.model_dump() for entry in manifest.quantized_caches],
+        "cache_divergence": manifest.cache_divergence,
         "fallbacks": [entry.model_dump() for entry in manifest.guard if entry.kept != entry.wanted],
         "generation": manifest.generation,
         "tokenizer": None if manifest.tokenizer is None else manifest.tokenizer.kind,
@@ -248,7 +249,10 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         lines.append(("products", _products(manifest.quantized)))
     if manifest.quantized_caches:
         largest, part, layer = max((entry.int8 or 0.0, entry.part, entry.layer) for entry in manifest.quantized_caches)
-        lines.append(("int8 cache", f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}"))
+        moved = manifest.cache_divergence
+        told = "" if moved is None else f"; it moves the distribution of the next token by {moved:.2g} nats"
+        errs = f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}"
+        lines.append(("int8 cache", errs + told))
     lines += [("fallback", text) for text in _fallbacks(manifest)]
     if note := operators_note(bundle):
         lines.append(("operators", note.removeprefix("its operators are ")))

@@ -137,6 +137,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
         "precision": "fp32",
         "quantized": (),
         "quantized_caches": (),
+        "cache_divergence": None,
     }
     (folder / MANIFEST).write_text(manifest.model_copy(update=changed).model_dump_json(), encoding="utf-8")
 

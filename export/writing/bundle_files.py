@@ -47,6 +47,7 @@ def write_files(
     quantized: Sequence[QuantizedEntry] = (),
     divergences: Sequence[DivergenceEntry] = (),
     quantized_caches: Sequence[QuantizedCacheEntry] = (),
+    cache_divergence: float | None = None,
     *,
     variant: str,
     precision: str = "fp32",
@@ -75,6 +76,8 @@ def write_files(
         How the forms of these were chosen.
     quantized_caches
         The same, one for each source cache in int8.
+    cache_divergence
+        Divergence of float32 with source caches in int8; None without them.
     variant
         The bundle's name for ``plan``.
     precision
@@ -119,6 +122,7 @@ def write_files(
         quantized=tuple(quantized),
         divergences=tuple(divergences),
         quantized_caches=tuple(quantized_caches),
+        cache_divergence=cache_divergence,
         weight_threshold=weight_threshold,
         global_tokens=checkpoint.family.global_tokens,
         passes=pass_entries(results, run),

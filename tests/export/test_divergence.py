@@ -173,3 +173,28 @@ def test_a_bundle_holds_its_budget(checkpoints: CheckpointCache, tmp_path: Path)
         last = manifest.divergences[-1]
         kept = [product.kept for product in manifest.quantized]
         assert (kept.count("int8"), kept.count("w8a16"), kept.count("fp32")) == (last.int8, last.w8a16, last.fp32)
+
+
+def test_an_int8_cache_takes_its_share_of_the_budget(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder, cached = checkpoints("bart"), {"cache_precision": "int8", "check": False}
+    share = export_model(folder, tmp_path / "cache", **cached).manifest.cache_divergence  # type: ignore[arg-type]
+    assert share is not None and share > 0
+    with pytest.raises(ExportError, match=r"^the source cache in int8 moves [^\n]+, over the budget of [^\n]+; leave "):
+        export_model(folder, tmp_path / "none", max_divergence=share / 2, **cached)  # type: ignore[arg-type]
+    both = export_model(
+        folder,
+        tmp_path / "both",
+        precision="int8",
+        max_divergence=1.2 * share,
+        **cached,  # type: ignore[arg-type]
+    ).manifest
+    assert both.cache_divergence == pytest.approx(share, rel=1e-3)
+    assert both.divergences[-1].divergence <= 0.2 * share
+
+
+def test_only_what_is_in_int8_has_a_budget() -> None:
+    assert ExportOptions(cache_precision="int8", max_divergence=0.1).divergence_budget == 0.1
+    with pytest.raises(
+        ExportError, match=r"^max_divergence is for int8 and int4, the precision is fp32; [^\n]+--cache-precision"
+    ):
+        ExportOptions(max_divergence=0.1)
