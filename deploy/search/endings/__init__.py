@@ -61,7 +61,7 @@ class Endings:
         return "length"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def endings_of(options: GenerationOptions) -> Endings:
     """Return the endings of a sample: the same object for equal settings."""
     made = (maker(options) for maker in ENDINGS)

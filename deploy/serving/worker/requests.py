@@ -54,6 +54,8 @@ LISTS_OF_TEXTS = frozenset({"stop_strings"})
 """Parameters whose text is read as JSON if that is a list."""
 CACHED = 128
 """Number of parameter texts whose settings are cached: most requests have the same parameters as others."""
+LONGEST_CACHED = 1 << 12
+"""Characters of such a text. Longer ones are lists of a client's own, whose settings have megabytes."""
 TRITON_PREFIX = "triton_"
 """Prefix of the parameters that are Triton's own."""
 
@@ -94,8 +96,8 @@ class RequestParser:
         self._model, self._max_rows, self._max_request_rows = model, max_rows, max_request_rows
         self._tries = served_tries(model.bundle.path)
         self._numbers = count()
-        self._settings = lru_cache(CACHED)(self._read_settings)
-        self._readers = lru_cache(CACHED)(self._reader)
+        self._cached_settings = lru_cache(CACHED)(self._read_settings)
+        self._cached_readers = lru_cache(CACHED)(self._reader)
 
     def is_quick(self, request: Request) -> bool:
         """Return True for a request of ids or short texts, which is parsed within a millisecond or so."""
@@ -144,12 +146,12 @@ class RequestParser:
                     tokens, cut = model.text.encode(given, truncate=truncate, **settings)
                     side = model.text.cut_side(given, truncate) if cut else None
                     result = InputResult(row, cut=cut, cut_side=side)
-                    opened = OpenInput(result, [self._sample(tokens, request, row)])
+                    opened = OpenInput(result, [self._sample(tokens, settings, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     model.text.check_ids(ids)
                     check_without_text(settings)
-                    opened = OpenInput(InputResult(row), [self._sample(ids, request, row)])
+                    opened = OpenInput(InputResult(row), [self._sample(ids, settings, request, row)])
                 else:
                     most = MAX_IMAGE_BYTES if name == IMAGE else MAX_AUDIO_BYTES
                     content = value[: lengths[row]] if name == AUDIO else file_bytes(_data(value), name, most)
@@ -162,7 +164,7 @@ class RequestParser:
 
     def _file(self, row: int, content: bytes | Array, parameters: str, before_s: float) -> OpenInput:
         """Read an image, or a recording that ``before_s`` seconds of others precede. Raises InputError."""
-        opened = self._readers(parameters).read(row, content)
+        opened = self._reader_of(parameters).read(row, content)
         if opened.failure is not None:
             raise opened.failure
         if before_s + opened.result.seconds > self._most_s:
@@ -186,12 +188,19 @@ class RequestParser:
         log_mel = self._model.log_mel
         return MAX_RECORDING_S if log_mel is None else MAX_WINDOWS * log_mel.chunk_s
 
-    def _sample(self, tokens: list[int], request: Request, row: int) -> Sample:
+    def _sample(self, tokens: list[int], settings: Mapping[str, Any], request: Request, row: int) -> Sample:
         decoder_only = self._model.decoder_only
-        settings, _ = self._settings(request.parameters)
         options = self._model.settings.options_for(len(tokens), settings)
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
+
+    def _settings(self, parameters: str) -> tuple[dict[str, Any], Truncation]:
+        read = self._cached_settings if len(parameters) <= LONGEST_CACHED else self._read_settings
+        return read(parameters)
+
+    def _reader_of(self, parameters: str) -> SourceReader:
+        make = self._cached_readers if len(parameters) <= LONGEST_CACHED else self._reader
+        return make(parameters)
 
     def _read_settings(self, parameters: str) -> tuple[dict[str, Any], Truncation]:
         """Read the settings of a request, and whether to truncate its texts, and at which side."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +386,27 @@ def test_long_texts_are_tokenized_while_others_take_steps(bart: Runner) -> None:
     events = [event for report in reports for event in report.events]
     assert [event.number for event in events if isinstance(event, Reading) and not event.ended] == [1]
     assert sorted(event.number for event in events if isinstance(event, Row)) == [1, 2]
+
+
+def test_large_settings_of_strangers_are_not_kept(bart: Runner) -> None:
+    """Each request bans other words, 40 kB of them; what a worker keeps of them does not grow with the requests."""
+
+    def request(number: int) -> Request:
+        words = [[5 + (number + place) % 80, 5 + place % 80, 5 + place // 80] for place in range(3000)]
+        return text_request(number, "a town", bad_words_ids=words, num_beams=1, max_new_tokens=2)
+
+    def held(first: int) -> int:
+        """Bytes that 40 requests leave behind."""
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(first, first + 40):
+            run(bart, [request(number)])
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        held(0)
+        assert held(40) < 4 << 20
+    finally:
+        tracemalloc.stop()
