@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Self, TypeAlias
@@ -47,6 +47,7 @@ __all__ = [
     "is_panic",
     "message_for",
     "open_fault",
+    "place_of",
     "short_repr",
 ]
 
@@ -219,6 +220,11 @@ _SHORT = _ShortRepr()
 def short_repr(value: object) -> str:
     """Return Python's form of a value in one line of about a hundred characters, however large the value is."""
     return " ".join(map(str.strip, _SHORT.repr(value).splitlines()))
+
+
+def place_of(path: Iterable[int | str]) -> str:
+    """Return a place in JSON, such as ``layers.0.source``; a key that is no identifier is quoted."""
+    return ".".join(str(part) if isinstance(part, int) or part.isidentifier() else short_repr(part) for part in path)
 
 
 def _clipped(text: str, most: int) -> str:

@@ -26,7 +26,7 @@ from tightbeam.deploy.bundle.manifest import (
 )
 from tightbeam.deploy.bundle.reader import Bundle, check_file
 from tightbeam.deploy.bundle.verified import VerifiedFiles
-from tightbeam.deploy.errors import BundleError, EngineFileError
+from tightbeam.deploy.errors import BundleError, EngineFileError, place_of, short_repr
 from tightbeam.plugins.tensorrt.distribution import CURRENT
 
 __all__ = [
@@ -307,12 +307,14 @@ def _read_entry(bundle: Bundle, folder: Path) -> EngineEntry:
         raise EngineFileError(f"{path} is not JSON ({error}); {again}") from error
     version = data.get("engine_version") if isinstance(data, dict) else None
     if version != ENGINE_VERSION:
-        raise EngineFileError(f"{path} has engine_version {version!r}, this Tightbeam reads {ENGINE_VERSION}; {again}")
+        raise EngineFileError(
+            f"{path} has engine_version {short_repr(version)}, this Tightbeam reads {ENGINE_VERSION}; {again}"
+        )
     try:
         return EngineEntry.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
     except (ValidationError, ValueError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = place_of(first["loc"]) or "the whole"
         raise EngineFileError(f"{path}: {where}: {first['msg']}; {again}") from error
 
 

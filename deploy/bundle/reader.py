@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from tightbeam.deploy.bundle.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest, TokenizerEntry
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.bundle.weights_check import WeightsCheck, changed, unreadable, wrong_size
-from tightbeam.deploy.errors import BundleError, InputError, short_repr
+from tightbeam.deploy.errors import BundleError, InputError, place_of, short_repr
 
 __all__ = ["Bundle", "check_file", "manifest_digest", "sha256_of"]
 
@@ -194,7 +194,7 @@ def _parse_manifest(folder: Path, text: bytes) -> Manifest:
         return Manifest.model_validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = place_of(first["loc"]) or "the whole"
         raise BundleError(f"{path}: {where}: {first['msg']}; export the model again") from error
 
 

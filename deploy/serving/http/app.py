@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tightbeam.deploy.errors import first_line
+from tightbeam.deploy.errors import first_line, place_of
 from tightbeam.deploy.serving.dispatch.metrics import COUNTERS, GAUGES, Metrics
 from tightbeam.deploy.serving.http.errors import HttpError, ModelUnknown, openai_error, plain_error
 from tightbeam.deploy.serving.http.generate import generate_routes
@@ -144,7 +144,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def of_fields(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        field = ".".join(str(each) for each in first["loc"][1:] if not str(each).startswith(("list[", "str", "int")))
+        field = place_of(each for each in first["loc"][1:] if not str(each).startswith(("list[", "str", "int")))
         message = f"{field}: {first['msg']}" if field else f"the body is not what this endpoint takes ({first['msg']})"
         return _error_response(request.scope, HttpError(400, message[:1000], param=field or None))
 

@@ -275,6 +275,7 @@ MANIFESTS: dict[str, tuple[Change, str]] = {
     "no version": (lambda data: data.pop("format_version"), "format_version None"),
     "no weights": (lambda data: data.pop("weights"), "weights: Field required"),
     "extra": (put("surprise", value=1), "surprise: Extra inputs"),
+    "extra of odd signs": (put("a\x1eb\n" + "c" * 10**6, value=1), r"'a\x1eb\nccc"),
     "extra inside": (put("encoder", "surprise", value=1), "encoder.surprise: Extra inputs"),
     "text for a size": (put("encoder", "bytes", value="12"), "encoder.bytes"),
     "negative size": (put("encoder", "bytes", value=-1), "encoder.bytes"),
