@@ -8,7 +8,6 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -17,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tightbeam.deploy.errors import first_line, place_of
+from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.serving.dispatch.metrics import COUNTERS, GAUGES, Metrics
 from tightbeam.deploy.serving.http.errors import HttpError, ModelUnknown, openai_error, plain_error
 from tightbeam.deploy.serving.http.generate import generate_routes
@@ -100,15 +99,15 @@ def make_app(
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": [card(model) for model in models.values()]})
 
-    @app.get("/v1/models/{name}")
+    @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
         return JSONResponse(card(find(name)))
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=["GET", "HEAD"])
     async def live() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         down = [model.name for model in models.values() if not model.ready]
         status = f"not ready: {', '.join(down)}" if down else "ok"
@@ -120,14 +119,17 @@ def make_app(
 
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
-    @app.get("/")
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def show_page() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     _add_errors(app)
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
-    return Guards(app, limits, _send_error, log)
+    guarded = Guards(app, limits, _send_error, log)
+    if not origins:
+        return guarded
+    return CORSMiddleware(  # around all, since a page is to read every error
+        guarded, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-ID"]
+    )
 
 
 PAGE_POLICY = (
@@ -141,13 +143,6 @@ def _add_errors(app: FastAPI) -> None:
     async def of_request(request: Request, error: HttpError) -> Response:
         return _error_response(request.scope, error)
 
-    @app.exception_handler(RequestValidationError)
-    async def of_fields(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        field = place_of(each for each in first["loc"][1:] if not str(each).startswith(("list[", "str", "int")))
-        message = f"{field}: {first['msg']}" if field else f"the body is not what this endpoint takes ({first['msg']})"
-        return _error_response(request.scope, HttpError(400, message[:1000], param=field or None))
-
     @app.exception_handler(HTTPException)
     async def of_routing(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, HttpError):  # of reading the body
@@ -157,7 +152,9 @@ def _add_errors(app: FastAPI) -> None:
             if error.status_code in (404, 405)
             else error.detail
         )
-        return _error_response(request.scope, HttpError(error.status_code, str(message)))
+        response = _error_response(request.scope, HttpError(error.status_code, str(message)))
+        response.headers.update(error.headers or {})  # Allow
+        return response
 
     @app.exception_handler(Exception)
     async def of_us(request: Request, error: Exception) -> Response:

@@ -15,7 +15,8 @@ class HttpError(Exception):
     status : int
         The HTTP status.
     message : str
-        What was wrong, what was expected, and the fix, in one line.
+        What was wrong, what was expected, and the fix, in one line. What it quotes of a client may hold line breaks
+        and other signs that do not print; they become spaces.
     param : str, optional
         The field that was wrong.
     code : str, optional
@@ -23,6 +24,7 @@ class HttpError(Exception):
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        message = "".join(sign if sign.isprintable() else " " for sign in message)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 

@@ -6,13 +6,13 @@ Source: Triton Inference Server's generate extension of the HTTP protocol.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import first_line
@@ -23,7 +23,7 @@ from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import event_stream, while_connected
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 
-__all__ = ["body_fields", "generate_routes"]
+__all__ = ["body_fields", "generate_routes", "json_fields"]
 
 STRINGS = (TEXT, MESSAGES, AUDIO_FILE, IMAGE)
 NUMBERS: Mapping[str, type] = {INPUT_IDS: np.int64, AUDIO: np.float32}
@@ -35,32 +35,55 @@ def generate_routes(find: Callable[[str], ServedModel]) -> APIRouter:
 
     @routes.post("/generate")
     async def generate(request: Request) -> Response:
-        fields = await body_fields(request)
+        fields = await body_fields(request, STRINGS)
         name, stream = fields.pop("model", ""), fields.pop("stream", False)
         if not isinstance(name, str):
             raise refused("model", "is not a text; pass the name of a model")
         return await _run(request, find(name), fields, stream=stream in (True, "true"))
 
-    @routes.post("/v2/models/{name}/generate")
+    @routes.post("/v2/models/{name:path}/generate")
     async def triton_generate(request: Request, name: str) -> Response:
-        return await _run(request, find(name), await body_fields(request), stream=False)
+        return await _run(request, find(name), await body_fields(request, STRINGS), stream=False)
 
-    @routes.post("/v2/models/{name}/generate_stream")
+    @routes.post("/v2/models/{name:path}/generate_stream")
     async def triton_generate_stream(request: Request, name: str) -> Response:
-        return await _run(request, find(name), await body_fields(request), stream=True)
+        return await _run(request, find(name), await body_fields(request, STRINGS), stream=True)
 
     return routes
 
 
-async def body_fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a body: an object in JSON, or a form, whose files are bytes. Raises HttpError."""
+async def body_fields(request: Request, files: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a body: an object in JSON, or a form, of which ``files`` may be files, which become bytes.
+
+    Raises HttpError.
+    """
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/form-data"):
         async with request.form(max_files=16, max_fields=64, max_part_size=1 << 20) as form:
-            return {name: await each.read() if isinstance(each, UploadFile) else each for name, each in form.items()}
+            fields = _once(form)
+            for name, each in form.items():
+                if isinstance(each, UploadFile):
+                    if name not in files:
+                        raise refused(name[:100], "is a file, expected a text")
+                    fields[name] = await each.read()
+            return fields
     body = await request.body()
     if kind.startswith("application/x-www-form-urlencoded") and not body.lstrip().startswith(b"{"):  # as curl -d says
-        return dict(await request.form(max_fields=64))
+        return _once(await request.form(max_fields=64))
+    return json_fields(body)
+
+
+def _once(form: FormData) -> dict[str, Any]:
+    """Return the fields of a form. Raises HttpError for one that stands twice."""
+    names = [name for name, _ in form.multi_items()]
+    if len(form) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise refused(twice[:100], "stands twice, expected once; send several texts as a list in JSON")
+    return dict(form)
+
+
+def json_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of an object in JSON. Raises HttpError."""
     try:
         fields = json_value(body.decode())
     except (ValueError, RecursionError) as error:
@@ -71,10 +94,10 @@ async def body_fields(request: Request) -> dict[str, Any]:
 
 
 async def _run(request: Request, model: ServedModel, fields: dict[str, Any], *, stream: bool) -> Response:
-    inputs, settings = _parsed(fields)
+    inputs, settings = _parsed(model, fields)
     head = {"model_name": model.name, "model_version": "1"}
     if stream:
-        return await event_stream(_stream(model, inputs, settings, head), plain_error)
+        return await event_stream(request, _stream(model, inputs, settings, head), plain_error)
     rows = await while_connected(request, model.rows(inputs, settings))
     return JSONResponse({**head, **_flat(tensors_of([row.output for row in rows], rows[0].fill))})
 
@@ -86,7 +109,7 @@ async def _stream(
         yield {**head, **_flat(tensors_of_event(event))}
 
 
-def _parsed(fields: dict[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+def _parsed(model: ServedModel, fields: dict[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return inputs and settings of a body: settings stand beside the inputs, or in ``parameters``."""
     given = dict(fields)
     parameters = given.pop("parameters", {})
@@ -99,6 +122,7 @@ def _parsed(fields: dict[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
     for name, kind in NUMBERS.items():
         if name in given:
             rows = _rows(name, given.pop(name))
+            model.check_rows(len(rows))
             made: Array = np.zeros((len(rows), max(map(len, rows))), kind)
             for place, row in enumerate(rows):
                 made[place, : len(row)] = row
@@ -126,6 +150,8 @@ def _rows(name: str, value: Any) -> list[list[float]]:
             raise refused(name, "is not a list of numbers; send one, or a list of such lists")
         if name == INPUT_IDS and not all(type(each) is int and abs(each) < 2**63 for each in row):
             raise refused(name, "holds a number that is not a token id; send integers")
+        if name == AUDIO and any(type(each) is int and abs(each) >= 2**63 for each in row):
+            raise refused(name, "holds a number that is not a sample; send numbers from -1 to 1")
     return rows
 
 

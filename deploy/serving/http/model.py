@@ -20,7 +20,7 @@ from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.dispatch.dispatcher import Dispatcher
 from tightbeam.deploy.serving.dispatch.metrics import Metrics
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerProcess
-from tightbeam.deploy.serving.http.errors import Busy, HttpError
+from tightbeam.deploy.serving.http.errors import Busy, HttpError, RequestFailed
 from tightbeam.deploy.serving.http.pending import Event, PendingRequest
 from tightbeam.deploy.serving.protocol.messages import Row, WorkerSettings
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
@@ -135,6 +135,13 @@ class ServedModel:
         """The tokenizer, for the texts of single tokens."""
         return load_codec(self.bundle)
 
+    def check_rows(self, rows: int) -> None:
+        """Raise HttpError for a request of too many rows."""
+        if rows > (most := self._options.max_batch_size):
+            raise HttpError(
+                400, f"the request has {rows} inputs, expected {most} at most; send them in several requests"
+            )
+
     async def events(
         self, inputs: dict[str, Array], settings: Mapping[str, Any], *, stream: bool = False
     ) -> AsyncIterator[Event]:
@@ -160,19 +167,20 @@ class ServedModel:
             The request cannot be run, or failed.
         """
         rows = max(map(len, inputs.values()))
-        if rows > self._options.max_batch_size:
-            most = self._options.max_batch_size
-            raise HttpError(
-                400, f"the request has {rows} inputs, expected {most} at most; send them in several requests"
-            )
+        self.check_rows(rows)
         if self._queued >= self._options.max_queue_size:
             raise Busy(self._queued)
         pending = PendingRequest(inputs, json.dumps(settings), rows=rows, stream=stream, folder=str(self.bundle.path))
         try:
             self._queued += 1
             try:
-                submit = self._dispatcher.submit
-                await asyncio.get_running_loop().run_in_executor(self._submitter, submit, [pending], lambda each: each)
+                submit, loop = self._dispatcher.submit, asyncio.get_running_loop()
+                async with asyncio.timeout(min(self._options.deadline_s, pending.deadline_s)):
+                    await loop.run_in_executor(self._submitter, submit, [pending], lambda each: each)
+            except TimeoutError:
+                raise RequestFailed(
+                    "the request has found no place at its deadline; send it later", client_error=False
+                ) from None
             finally:
                 self._queued -= 1
             async for event in pending.events():

@@ -57,17 +57,19 @@ class PendingRequest(Responder):
     def leave(self) -> None:
         """Drop the request; if it still runs, the worker drops it within some milliseconds."""
         self._left = True
+        self._inputs = {}  # files of a request that waits for a place are held no longer
 
     # In the threads of the dispatcher
 
     def read(self, number: int) -> Request | None:
+        inputs = self._inputs  # the client may leave at any time
         if self._left:
             self.outcome = "cancelled"
             return None
-        if fault := bytes_fault(self._inputs):
+        if fault := bytes_fault(inputs):
             self.fail(fault, client_error=True)
             return None
-        return Request(number, self._inputs, self._parameters, stream=self._stream)
+        return Request(number, inputs, self._parameters, stream=self._stream)
 
     def was_cancelled(self) -> bool:
         if not self.open or not self._left:

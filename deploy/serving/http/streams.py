@@ -21,7 +21,7 @@ ErrorWriter = Callable[[HttpError], dict[str, Any]]
 
 
 async def event_stream(
-    events: AsyncIterator[dict[str, Any]], write_error: ErrorWriter, *, end: str = "", name: str = ""
+    request: Request, events: AsyncIterator[dict[str, Any]], write_error: ErrorWriter, *, end: str = "", name: str = ""
 ) -> StreamingResponse:
     """Send objects as server-sent events, each as JSON.
 
@@ -29,6 +29,8 @@ async def event_stream(
 
     Parameters
     ----------
+    request
+        The request, whose client may leave before the first event.
     events
         The objects. They are closed when the client leaves.
     write_error
@@ -38,7 +40,7 @@ async def event_stream(
     name
         The field of an object that names its event, if it has one.
     """
-    first = await anext(events, None)
+    first = await while_connected(request, _first(events))
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -54,6 +56,10 @@ async def event_stream(
             await events.aclose()  # type: ignore[attr-defined]  # it is a generator
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _first(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
+    return await anext(events, None)
 
 
 def _line(event: dict[str, Any], name: str) -> str:

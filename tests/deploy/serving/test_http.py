@@ -185,6 +185,7 @@ def test_fields_without_a_wish_pass(client: OpenAI) -> None:
         presence_penalty=0,
         tools=[],
         logit_bias={},
+        extra_body={"stream": None, "n": None},
     )
 
 
@@ -276,6 +277,8 @@ def test_a_file_of_a_form_is_transcribed(web: httpx.Client, runners: dict[str, R
         (b'{"model": "text", "INPUT_IDS": [99999999999999999999]}', 400, "not a token id"),
         (b'{"model": "text", "TEXT": "a", "num_beams": 1e400}', 400, "num_beams"),
         (b'{"model": "text", "TEXT": "\\ud800"}', 400, "not UTF-8"),
+        (b'{"model": "speech", "AUDIO": [1%b]}' % (b"0" * 400), 400, "not a sample"),
+        (b'{"model": "text", "INPUT_IDS": [%b[1]]}' % (b"[1], " * 4), 400, "expected 4 at most"),
         (b" " * 9_000_000, 413, "more than 8,388,608 bytes"),
     ],
     ids=lambda each: str(each)[:40],
@@ -283,6 +286,51 @@ def test_a_file_of_a_form_is_transcribed(web: httpx.Client, runners: dict[str, R
 def test_broken_bodies_get_an_error(web: httpx.Client, body: bytes, status: int, expected: str) -> None:
     answer = web.post("/generate", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status and expected in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("completions", b'{"model": "chat", "model": "chat", "prompt": "a"}', "stands twice"),
+        ("completions", b"[" * 100_000, "the body is not JSON"),
+        ("completions", b'{"model": "chat", "prompt": [%bnull]}' % (b"null, " * 100_000), "prompt: "),
+        ("completions", b'{"model": "chat", "prompt": [%b[%b1]]}' % (b"[1], " * 9, b"1, " * 50_000), "expected 4"),
+        ("completions", b'{"model": "chat", "prompt": "a", "stream": true, "n": 100000000}', "n: "),
+        ("completions", b'{"model": "chat", "prompt": "\\ud800", "stream": true, "echo": true}', "not UTF-8"),
+        ("completions", b'{"model": "chat", "prompt": "a", "stream": "maybe"}', "stream: "),
+        ("chat/completions", b'{"model": "a\\nb", "messages": [{}]}', "no model is named"),
+        ("audio/transcriptions", b"{}", "send multipart/form-data"),
+        ("a%0Ab%1B", b"{}", "there is no POST /v1/a"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_broken_bodies_get_an_error_of_openai(web: httpx.Client, path: str, body: bytes, expected: str) -> None:
+    """One line, with signs that print; the next request of the connection is answered."""
+    answer = web.post(f"/v1/{path}", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 404)
+    message = answer.json()["error"]["message"]
+    assert expected in message and message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "files", "expected"),
+    [
+        ("/generate", {"model": "text", "TEXT": "a"}, [("num_beams", b"2")], "num_beams is a file"),
+        ("/generate", {"model": "text"}, [("TEXT", b"a"), ("TEXT", b"b")], "TEXT stands twice"),
+        ("/translate", {"source": "en", "target": "de"}, [("q", b"a")], "q is a file"),
+        ("/translate", {"q": "a", "source": "a\nb", "target": "de"}, [], "from a b to de"),
+    ],
+)
+def test_forms_of_wrong_parts_are_refused(
+    web: httpx.Client, path: str, fields: dict[str, str], files: list[tuple[str, bytes]], expected: str
+) -> None:
+    answer = web.post(path, data=fields, files=files)
+    assert answer.status_code == 400 and expected in answer.json()["error"]
+
+
+def test_a_surrogate_in_a_language_is_refused(web: httpx.Client) -> None:
+    answer = web.post("/translate", content=b'{"q": "a", "source": "\\ud800", "target": "de"}')
+    assert answer.status_code == 400 and "no model translates" in answer.json()["error"]
 
 
 def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, Runner]) -> None:
@@ -331,6 +379,7 @@ def test_health_metrics_page_and_request_ids(server: HttpServer, web: httpx.Clie
     while 'tightbeam_samples_total{model="text"} 0.0' in web.get("/metrics").text and time.monotonic() < deadline:
         time.sleep(0.05)
     assert 'tightbeam_steps_total{model="text"}' in web.get("/metrics").text
+    assert web.head("/health/ready").status_code == 200 and web.head("/detect").headers["Allow"] == "POST"
     page = web.get("/", headers={"X-Request-ID": "my-own.1"})
     assert page.headers["X-Request-ID"] == "my-own.1" and "<title>Tightbeam</title>" in page.text
     assert "http://" not in page.text and "https://" not in page.text, "the page asks nobody else"
@@ -341,21 +390,29 @@ def test_health_metrics_page_and_request_ids(server: HttpServer, web: httpx.Clie
 
 
 def test_a_client_that_leaves_frees_its_place(server: HttpServer, web: httpx.Client) -> None:
-    """In the middle of a stream, and while it waits for a whole answer."""
+    """In the middle of a stream, before its first event, and while it waits for a whole answer."""
     dispatcher = server.models["text"]._dispatcher
     body = {"TEXT": "a town", "num_beams": 1, "min_new_tokens": 60, "max_new_tokens": 60}
-    for path in ("generate_stream", "generate"):
-        content = json.dumps(body).encode()
+    for path, beams in (("generate_stream", 1), ("generate_stream", 4), ("generate", 1)):
+        content = json.dumps({**body, "num_beams": beams}).encode()
         with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=60) as raw:  # type: ignore[arg-type]
             head = f"POST /v2/models/text/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n"
             raw.sendall(head.encode() + content)
-            if path == "generate_stream":
+            if path == "generate_stream" and beams == 1:
                 raw.recv(100)
+            while not dispatcher._open:
+                time.sleep(0.001)
         deadline = time.monotonic() + 60
         while dispatcher._open and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not dispatcher._open
     assert web.post("/generate", json={"model": "text", **body}).status_code == 200
+
+
+def test_a_request_that_waits_for_a_place_ends_at_its_deadline(server: HttpServer, web: httpx.Client) -> None:
+    with server.models["text"]._dispatcher._changed:  # nobody gets a place
+        answer = web.post("/generate", json={"model": "text", "TEXT": "a", "deadline_s": 0.2})
+    assert answer.status_code == 503 and "no place at its deadline" in answer.json()["error"]
 
 
 def test_a_killed_worker_loses_no_request(server: HttpServer, web: httpx.Client) -> None:
@@ -367,10 +424,15 @@ def test_a_killed_worker_loses_no_request(server: HttpServer, web: httpx.Client)
 
 def test_keys(folders: dict[str, Path]) -> None:
     with http_server(
-        {"chat": folders["chat"]}, pairs={"chat": ("en", "de")}, limits=Limits(keys=["k1", "k2"])
+        {"org/chat": folders["chat"]},
+        pairs={"org/chat": ("en", "de")},
+        limits=Limits(keys=["k1", "k2"]),
+        origins=["https://a.example"],
     ) as running:
         good, bad = (OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) for key in ("k2", "k3"))
-        assert len(list(good.models.list())) == 1
+        assert len(list(good.models.list())) == 1 and good.models.retrieve("org/chat").id == "org/chat"
+        page = httpx.get(f"{running.url}/v1/models", headers={"Origin": "https://a.example"})
+        assert page.headers["Access-Control-Allow-Origin"] == "https://a.example", "a page reads errors, too"
         with pytest.raises(AuthenticationError, match="the key is missing or wrong"):
             bad.models.list()
         for path in ("/generate", "/metrics", "/v1/models", "/openapi.json"):
@@ -379,6 +441,8 @@ def test_keys(folders: dict[str, Path]) -> None:
             assert httpx.get(f"{running.url}{path}").status_code == 200
         wrong = httpx.post(f"{running.url}/translate", data={"q": "a", "api_key": "k"})
         assert wrong.status_code == 403 and "api_key" in wrong.json()["error"]
+        surrogate = httpx.post(f"{running.url}/translate", content=b'{"q": "a", "api_key": "\\ud800"}')
+        assert surrogate.status_code == 403
         right = {"q": "a town", "source": "en", "target": "de", "api_key": "k1"}
         assert httpx.post(f"{running.url}/translate", data=right, timeout=60).status_code == 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ def http_server(
     *,
     limits: Limits | None = None,
     pairs: Mapping[str, tuple[str, str]] | None = None,
+    origins: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[HttpServer]:
     """Serve bundles by name. ``options``: fields of `ModelOptions`."""
@@ -47,7 +48,7 @@ def http_server(
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         running = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}", models)
-        app = make_app(models, metrics, limits=limits or Limits(), log=running.log.append)
+        app = make_app(models, metrics, limits=limits or Limits(), origins=origins, log=running.log.append)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

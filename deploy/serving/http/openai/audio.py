@@ -40,13 +40,15 @@ def audio_routes(find: Callable[[str], ServedModel]) -> APIRouter:
     routes = APIRouter()
 
     async def run(request: Request, task: str) -> Response:
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise HttpError(400, "the body is not a form; send multipart/form-data, with the recording as its file")
         async with request.form(max_files=1, max_fields=64, max_part_size=1 << 20) as form:
             model = find(_text(form, "model"))
             if not model.manifest.speech:
                 raise HttpError(400, f"model {model.name} is not a speech model; pass one that is", param="model")
             kind = _text(form, "response_format") or "json"
             if kind not in FORMATS:
-                raise refused("response_format", f"is {kind}, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+                raise refused("response_format", f"is {kind[:40]}, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
             file = form.get("file")
             if not isinstance(file, UploadFile):
                 raise refused("file", "is missing; send the recording as a file of the form")
@@ -54,7 +56,7 @@ def audio_routes(find: Callable[[str], ServedModel]) -> APIRouter:
             inputs = {AUDIO_FILE: texts([await file.read()])}
             stream = _text(form, "stream").lower() in ("true", "1")
         if stream:
-            return await event_stream(_stream(model, inputs, settings), openai_error, name="type")
+            return await event_stream(request, _stream(model, inputs, settings), openai_error, name="type")
         (row,) = await while_connected(request, model.rows(inputs, settings))
         return _written(row, kind, task, words="return_token_timestamps" in settings)
 
@@ -89,7 +91,7 @@ def _settings(form: FormData, model: ServedModel, kind: str, task: str) -> dict[
         str(each) for name in ("timestamp_granularities[]", "timestamp_granularities") for each in form.getlist(name)
     }
     if wanted - GRANULARITIES:
-        raise refused("timestamp_granularities[]", f"is {min(wanted - GRANULARITIES)}, expected segment or word")
+        raise refused("timestamp_granularities[]", f"is {min(wanted - GRANULARITIES)[:40]}, expected segment or word")
     if wanted and kind != "verbose_json":
         raise refused("timestamp_granularities[]", "is for response_format=verbose_json; pass that too")
     multilingual = bool(model.manifest.generation.get("task_to_id"))

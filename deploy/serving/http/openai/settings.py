@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
 
+from tightbeam.deploy.errors import place_of
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, refused
+from tightbeam.deploy.serving.http.generate import json_fields
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["TextRequest", "finish_reason", "now", "token_logprobs", "usage_of"]
@@ -62,15 +65,27 @@ class TextRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     seed: int | None = None
     response_format: dict[str, Any] | None = None
+
+    @classmethod
+    async def of(cls, request: Request) -> Self:
+        """Read a request's body. Raises HttpError."""
+        try:
+            return cls.model_validate(json_fields(await request.body()))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            kinds = ("list[", "str", "int")  # of a union, which stand in the place of an error
+            name, *inner = first["loc"]
+            field = place_of([name, *(each for each in inner if not str(each).startswith(kinds))])
+            raise HttpError(400, f"{field}: {first['msg']}"[:1000], param=field) from None
 
     @property
     def stops(self) -> list[str]:

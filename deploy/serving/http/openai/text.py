@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -33,14 +33,19 @@ ANSWER_TOKENS = 512
 """The most new tokens of an answer without ``max_tokens``, but at most half of the model's positions."""
 
 
+T = TypeVar("T")
+Several = Annotated[list[T], Field(fail_fast=True)]
+"""A list, of which the first wrong element is an error; a list of a million wrong ones takes no longer."""
+
+
 class CompletionRequest(TextRequest):
     """A request for completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Several[str] | Several[int] | Several[Several[int]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: bool = False
+    echo: bool | None = None
 
-    def inputs(self) -> dict[str, Array]:
+    def inputs(self, model: ServedModel) -> dict[str, Array]:
         """Return the prompts, a row each. Raises HttpError."""
         given = self.prompt
         if isinstance(given, str):
@@ -52,6 +57,7 @@ class CompletionRequest(TextRequest):
         rows = [[int(each) for each in given]] if isinstance(given[0], int) else [list(each) for each in given]
         if any(not 0 <= token < 2**31 for row in rows for token in row):
             raise refused("prompt", "holds a token that is not an id of the vocabulary; pass ids of this model")
+        model.check_rows(len(rows))
         ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for place, row in enumerate(rows):
             ids[place, : len(row)] = row
@@ -72,7 +78,8 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions")
-    async def complete(request: Request, asked: CompletionRequest) -> Response:
+    async def complete(request: Request) -> Response:
+        asked = await CompletionRequest.of(request)
         model = _decoder_only(find(asked.model))
         settings = {"max_new_tokens": COMPLETION_TOKENS, **asked.settings(asked.logprobs)}
         prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
@@ -90,12 +97,10 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
             def chunk(index: int, text: str, reason: str | None) -> dict[str, Any]:
                 return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
 
-            begin = {
-                row * (asked.n or 1) + each: text for row, text in enumerate(shown) for each in range(asked.n or 1)
-            }
-            events = _stream(model, asked, asked.inputs(), settings, head, chunk, begin if asked.echo else {})
-            return await event_stream(events, openai_error, end="[DONE]")
-        outputs = await while_connected(request, model.outputs(asked.inputs(), settings))
+            begin = [text for text in shown for _ in range(asked.n or 1)] if asked.echo else []
+            events = _stream(model, asked, asked.inputs(model), settings, head, chunk, begin)
+            return await event_stream(request, events, openai_error, end="[DONE]")
+        outputs = await while_connected(request, model.outputs(asked.inputs(model), settings))
         choices: list[dict[str, Any]] = []
         for row, output in enumerate(outputs):
             for place, (text, reason) in enumerate(_results(output, asked.stops)):
@@ -105,7 +110,8 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
         return JSONResponse({**head, "choices": choices, "usage": usage_of(outputs)})
 
     @routes.post("/v1/chat/completions")
-    async def chat(request: Request, asked: ChatRequest) -> Response:
+    async def chat(request: Request) -> Response:
+        asked = await ChatRequest.of(request)
         model = _decoder_only(find(asked.model))
         if asked.top_logprobs is not None and not asked.logprobs:
             raise refused("top_logprobs", "is for logprobs=true; pass that too")
@@ -123,8 +129,8 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
                 delta = {"content": text} if text or reason is None else {}
                 return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
-            events = _stream(model, asked, inputs, settings, head, chunk, {})
-            return await event_stream(_with_role(events, asked.n or 1), openai_error, end="[DONE]")
+            events = _stream(model, asked, inputs, settings, head, chunk, [])
+            return await event_stream(request, _with_role(events, asked.n or 1), openai_error, end="[DONE]")
         outputs = await while_connected(request, model.outputs(inputs, settings))
         choices = []
         for place, (text, reason) in enumerate(_results(outputs[0], asked.stops)):
@@ -162,15 +168,16 @@ async def _stream(
     settings: dict[str, Any],
     head: dict[str, Any],
     chunk: Callable[[int, str, str | None], dict[str, Any]],
-    begin: dict[int, str],
+    begin: list[str],
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a stream: texts as they become certain, then the reason why each sequence ended."""
     each = asked.n or 1
     own: dict[int, StoppedText] = {}
     outputs = []
-    for index, text in begin.items():
-        yield {**head, "choices": [chunk(index, text, None)]}
     async for event in model.events(inputs, settings, stream=True):
+        for index, text in enumerate(begin):  # not before the request is known to run
+            yield {**head, "choices": [chunk(index, text, None)]}
+        begin = []
         if isinstance(event, Token):
             text = own.setdefault(event.row, StoppedText(asked.stops)).add(event.text)
             if text:
