@@ -62,7 +62,7 @@ def test_errors_come_before_torch_is_imported(
         ([bart, "--output", str(tmp_path / "taken")], "exists and is not a bundle, so --force cannot replace it"),
         ([bart, *target, "--variant", "elx"], "variant 'elx' is unknown; expected one of baseline, dedup"),
         ([bart, *target, "--source-cache", "nothing"], "source-cache 'nothing' is unknown"),
-        ([bart, *target, "--precision", "int4"], "precision 'int4' is not supported"),
+        ([bart, *target, "--precision", "int3"], "precision 'int3' is not supported"),
         ([bart, *target, "--memory-limit", "lots"], "'lots' is not an amount of memory"),
         ([bart, *target, "--batch-size", "0"], "batch_size=0 is out of range"),
         ([bart, *target, "--source-length", "65"], "source_length=65 exceeds the model's 64 positions"),

@@ -191,7 +191,7 @@ def test_a_checkpoint_beside_transformers(
 
 def test_options_and_inputs_are_checked_first(checkpoints: CheckpointCache, tmp_path: Path, command: Command) -> None:
     command("demo", "--variant", "best").failed("--variant best is unknown; pass baseline")
-    command("demo", "--precision", "int4").failed("--precision int4 is unknown; pass")
+    command("demo", "--precision", "int3").failed("--precision int3 is unknown; pass")
     command("demo", "--inputs", tmp_path / "none").failed("none is not a folder")
 
 

@@ -324,7 +324,7 @@ BAD_IDS = {
     "[NaN]": "not a JSON list",
     "null": "not a JSON list",
     "": "not a JSON list",
-    "[" * 100_000: "not a JSON list",
+    "[" * 100_000: "100,000 marks",
     f"[{10**30}]": "is outside the vocabulary",
     f"[{'9' * 5000}]": "not a JSON list",
     json.dumps([5] * 65): "65 token ids are more than the model's 64 positions",

@@ -378,7 +378,7 @@ def test_timestamps_are_not_streamed_as_text(whisper: Runner, monkeypatch: pytes
 
 def test_long_texts_are_tokenized_while_others_take_steps(bart: Runner) -> None:
     reports: list[Report] = []
-    running = RunningRequests(bart.model, max_rows=16, stream=False, send=reports.append)
+    running = RunningRequests(bart.model, max_rows=16, send=reports.append)
     for request in (text_request(1, "a town " * 9000, truncate=True), text_request(2, "a town")):
         running.add(request)
     while running.active:

@@ -26,6 +26,7 @@ from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.image.patches import PatchProcessor
+from tightbeam.deploy.inputs.open_input import PartedInput
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser
@@ -275,7 +276,8 @@ def test_a_request_holds_a_file_or_its_base64(bundles: BundleCache) -> None:
     parsed = parser.parse(Request(1, {"IMAGE": rows}, "{}"))
     assert runner.image_processor is not None
     for opened in parsed.rows:
-        np.testing.assert_array_equal(opened.samples[0].source, runner.image_processor.pixels(page))
+        assert isinstance(opened, PartedInput) and (opened.unread, opened.samples) == (1, [])
+        np.testing.assert_array_equal(opened.read_part().source, runner.image_processor.pixels(page))
     with pytest.raises(InputError, match="the request has TEXT, expected IMAGE"):
         parser.parse(Request(2, {"TEXT": np.array([[b"a text"]], object)}, "{}"))
     with pytest.raises(InputError, match="cannot be read as an image"):

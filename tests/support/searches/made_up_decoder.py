@@ -85,7 +85,7 @@ class MadeUpDecoding(WithoutAlignment):
 
     def view(self) -> None:
         rows = {"tokens", "positions", "beam_index", "history", "banned", "trie_nodes"}
-        scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates", *TRIE}
+        scalars = {"normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates", "all_logits", *TRIE}
         for name, array in self.whole.items():
             count = len(self.sources) * (self.beams if name in rows else 1)
             self.inputs[name] = array if name in scalars else array[:count]
