@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -13,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tightbeam.deploy.errors import first_line
@@ -156,9 +155,12 @@ def _add_errors(app: FastAPI) -> None:
         response.headers.update(error.headers or {})  # Allow
         return response
 
-    @app.exception_handler(Exception)
+    @app.exception_handler(ClientDisconnect)
+    async def of_leaving(request: Request, error: ClientDisconnect) -> Response:
+        return _error_response(request.scope, HttpError(499, "the client has left in its body"))
+
+    @app.exception_handler(Exception)  # uvicorn writes the traceback
     async def of_us(request: Request, error: Exception) -> Response:
-        traceback.print_exception(error)
         message = f"{type(error).__name__}: {first_line(error)}; this is a defect of Tightbeam"
         return _error_response(request.scope, HttpError(500, message))
 

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["run_server"]
+__all__ = ["config_of", "run_server"]
 
 MOST_CONNECTIONS = 4096
 """Connections beyond which a request is answered with 503."""
+
+MOST_HEADER_BYTES = 1 << 16
+"""Bytes of the headers of a request."""
 
 
 class _Server(uvicorn.Server):
@@ -44,8 +47,16 @@ def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: S
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     ready = f"Ready: http://{shown}:{port} serves {', '.join(names)}; Ctrl-C ends it."
-    config = uvicorn.Config(
+    _Server(config_of(app, grace_s), ready).run(sockets=[listening])
+
+
+def config_of(app: ASGIApp, grace_s: int) -> uvicorn.Config:
+    """Return how uvicorn serves an application."""
+    return uvicorn.Config(
         app,
+        http="h11",  # httptools holds headers without any end
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -54,4 +65,3 @@ def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: S
         backlog=512,
         limit_concurrency=MOST_CONNECTIONS,
     )
-    _Server(config, ready).run(sockets=[listening])

@@ -463,6 +463,19 @@ def test_bodies_that_stop_or_are_too_many_are_refused(folders: dict[str, Path]) 
         assert httpx.post(f"{running.url}/generate", content=body, timeout=60).status_code == 200
 
 
+def test_headers_without_an_end_are_refused(server: HttpServer) -> None:
+    """And a client that leaves in its body is no defect."""
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=60) as raw:
+        raw.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\nX-Long: " + b"a" * 100_000)
+        assert b" 400 " in raw.recv(1000)
+    with socket.create_connection(address, timeout=60) as raw:
+        raw.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nX-Request-ID: left\r\nContent-Length: 9\r\n\r\n{")
+    while not (found := [each for each in server.log if each["id"] == "left"]):
+        time.sleep(0.01)
+    assert found[0]["status"] == 499
+
+
 def test_stop_strings_in_pieces() -> None:
     """A piece that may begin a stop string waits; what follows one is never given."""
     stopped = StoppedText(["END", "ENOUGH"])

@@ -16,6 +16,7 @@ import uvicorn
 from tightbeam.deploy.serving.http.app import PrometheusMetrics, make_app
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.model import ModelOptions, ServedModel
+from tightbeam.deploy.serving.http.run import config_of
 
 __all__ = ["HttpServer", "http_server"]
 
@@ -49,7 +50,7 @@ def http_server(
         listening.bind(("127.0.0.1", 0))
         running = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}", models)
         app = make_app(models, metrics, limits=limits or Limits(), origins=origins, log=running.log.append)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(config_of(app, 30))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:
