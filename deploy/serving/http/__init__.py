@@ -8,6 +8,8 @@ errors.py          errors as each client expects them
 streams.py         server-sent events
 openai/            /v1: transcriptions, completions, chat completions, models
 libretranslate.py  /translate, /languages
+markup.py          HTML as texts to translate
 generate.py        /generate, as Triton's generate extension has it
-page.py, page.html the page at /
+run.py             the process: uvicorn, until a signal
+page.html          the page at /
 """

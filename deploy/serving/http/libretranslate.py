@@ -5,8 +5,10 @@ Source: LibreTranslate's API reference, version 1.7.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import langcodes
@@ -16,12 +18,15 @@ from fastapi.responses import JSONResponse, Response
 from tightbeam.deploy.serving.http.errors import HttpError, refused
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
+from tightbeam.deploy.serving.http.markup import Markup
 from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.tensors import TEXT
 
 __all__ = ["Languages", "translation_routes"]
 
+MOST_MARKUP = 1 << 18
+"""Characters of a request in HTML."""
 NO_DETECTOR = "no detector of languages is installed; pass the source language by its code"
 
 
@@ -87,16 +92,22 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
     async def translate(request: Request) -> Response:
         fields = await body_fields(request)
         _check_key(request, fields)
-        texts_given, several = _texts(fields.get("q"))
-        if fields.get("format", "text") not in ("text", ""):
-            raise refused("format", f"is {str(fields['format'])[:40]!r}, expected text; send the text without markup")
+        given, several = _texts(fields.get("q"))
+        kind = fields.get("format", "text") or "text"
+        if kind not in ("text", "html"):
+            raise refused("format", f"is {str(kind)[:40]!r}, expected text or html")
         wanted = _count(fields.get("alternatives", 0))
         name, settings = _chosen(languages, fields)
+        if kind == "html":
+            if wanted:
+                raise refused("alternatives", "is for format=text; leave it out")
+            pages = await while_connected(request, _pages(models[name], given, settings))
+            return JSONResponse({"translatedText": pages if several else pages[0]})
         if wanted:
             beams = models[name].manifest.generation.get("num_beams")
             settings["num_return_sequences"] = wanted + 1
             settings["num_beams"] = max(wanted + 1, beams if isinstance(beams, int) else 1)
-        outputs = await while_connected(request, models[name].outputs({TEXT: texts(texts_given)}, settings))
+        outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
         found = [output.texts or [] for output in outputs]
         best = [each[0] for each in found]
         made: dict[str, Any] = {"translatedText": best if several else best[0]}
@@ -136,6 +147,20 @@ def _texts(given: Any) -> tuple[list[str], bool]:
     if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
         return given, True
     raise refused("q", "is missing; send the text to translate, or a list of texts")
+
+
+async def _pages(model: ServedModel, given: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Translate the texts of pages of HTML, each alone. Raises HttpError."""
+    if sum(map(len, given)) > MOST_MARKUP:
+        raise refused("q", f"has more than {MOST_MARKUP:,} characters of HTML; send it in pieces")
+    pages = await asyncio.to_thread(lambda: [Markup(each) for each in given])
+    own = [text for page in pages for text in page.texts]
+    found: list[str] = []
+    for begin in range(0, len(own), model.max_batch_size):
+        part = texts(own[begin : begin + model.max_batch_size])
+        found += [(output.texts or [""])[0] for output in await model.outputs({TEXT: part}, settings)]
+    ends = list(accumulate(len(page.texts) for page in pages))
+    return [page.with_texts(found[end - len(page.texts) : end]) for page, end in zip(pages, ends, strict=True)]
 
 
 def _count(given: Any) -> int:

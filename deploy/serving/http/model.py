@@ -116,6 +116,11 @@ class ServedModel:
         self._queued = 0
 
     @property
+    def max_batch_size(self) -> int:
+        """The most rows of a request."""
+        return self._options.max_batch_size
+
+    @property
     def reads_text(self) -> bool:
         """True for a model of texts, rather than of speech or images."""
         return bool(self.manifest.reads_text)

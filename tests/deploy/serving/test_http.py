@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import socket
@@ -24,6 +25,7 @@ from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.libretranslate import _codes
+from tightbeam.deploy.serving.http.markup import Markup
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
 
 soundfile = pytest.importorskip("soundfile")
@@ -352,7 +354,8 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
     [
         ({"q": "a", "source": "de", "target": "en"}, 400, "no model translates from de to en"),
         ({"q": "a", "source": "auto", "target": "de"}, 501, "no detector"),
-        ({"q": "a", "source": "en", "target": "de", "format": "html"}, 400, "expected text"),
+        ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "expected text or html"),
+        ({"q": "x" * 300_000, "source": "en", "target": "de", "format": "html"}, 400, "262,144 characters of HTML"),
         ({"source": "en", "target": "de"}, 400, "q is missing"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": "many"}, 400, "alternatives"),
     ],
@@ -360,6 +363,38 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
 def test_wrong_translations_are_refused(web: httpx.Client, fields: dict[str, Any], status: int, expected: str) -> None:
     answer = web.post("/translate", data=fields)
     assert answer.status_code == status and expected in answer.json()["error"]
+
+
+def test_html_is_translated_between_its_tags(web: httpx.Client, runners: dict[str, Runner]) -> None:
+    first, second = runners["text"].generate_text([SENTENCES[0], "a town"])
+    page = f'<p class="a&amp;b">\n {SENTENCES[0]}<br/><b>a town</b> </p><script>if (a < b) {{}}</script><!-- no -->'
+    wanted = page.replace(SENTENCES[0], first).replace("a town", second)
+    fields = {"source": "en", "target": "de", "format": "html"}
+    found = web.post("/translate", json={"q": [page, "", "a town"], **fields}).json()
+    assert found["translatedText"] == [wanted, "", second]
+
+
+PAGES = [
+    "",
+    " ",
+    "a",
+    "<p>",
+    "a < b & c",
+    "<html>&nbsp;x&lt;</html>",
+    "<p",
+    "</p>",
+    "<!DOCTYPE html>",
+    "<?x?>y",
+    "<!-- a",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_markup_keeps_what_is_no_text(page: str) -> None:
+    """The same texts give the same page, but for the form of its entities; new texts are escaped."""
+    markup = Markup(page)
+    assert html.unescape(markup.with_texts(markup.texts)) == html.unescape(page)
+    assert "<b>" not in markup.with_texts(["<b>"] * len(markup.texts))
 
 
 def test_codes_of_languages() -> None:
