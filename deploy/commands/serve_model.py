@@ -204,12 +204,15 @@ def _keys(path: Path | None) -> list[str]:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens, so that a port in use is an error before a model is loaded."""
+    listening = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:
+        if listening is not None:
+            listening.close()
         raise InputError(
             f"{host}:{port} cannot be listened on ({error.strerror or error}); pass another --host or --port"
         ) from None
