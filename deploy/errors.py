@@ -223,7 +223,7 @@ def short_repr(value: object) -> str:
 
 
 def place_of(path: Iterable[int | str]) -> str:
-    """Return a place in JSON, such as ``layers.0.source``; a key that is no identifier is quoted."""
+    """Return a place in JSON, such as ``layers.0.source``; keys other than identifiers are quoted."""
     return ".".join(str(part) if isinstance(part, int) or part.isidentifier() else short_repr(part) for part in path)
 
 

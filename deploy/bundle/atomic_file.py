@@ -23,7 +23,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], *, writer: str =
     Parameters
     ----------
     path : Path
-        The file. Its folder exists, and its permissions are those of any new file of this process (its umask).
+        The file, in a folder that exists. Its permissions follow the umask of this process.
     parts : iterable of bytes
         Its content.
     writer : str

@@ -8,7 +8,17 @@ from typing import Any, TypeAlias
 
 from tightbeam.deploy.errors import InputError, short_repr
 
-__all__ = ["ASSISTANT", "MAX_CHARACTERS", "SYSTEM", "USER", "Messages", "TextSource", "check_messages", "turns_of"]
+__all__ = [
+    "ASSISTANT",
+    "MAX_CHARACTERS",
+    "SYSTEM",
+    "USER",
+    "Messages",
+    "TextSource",
+    "answer_tokens",
+    "check_messages",
+    "turns_of",
+]
 
 Messages: TypeAlias = list[dict[str, Any]]
 """Messages with a role and a content, which is a text or a list of parts, each with a text."""
@@ -22,7 +32,14 @@ FIRST = {SYSTEM, "developer"}
 """Roles of the messages that a conversation begins with, and keeps."""
 TOOL_ROLES, TOOL_FIELDS = {"tool", "function", "ipython"}, {"tool_calls", "tool_call_id", "function_call"}
 """Roles and fields of messages about tools."""
+ANSWER_TOKENS = 512
+"""The most new tokens of an answer if no setting limits them, where ``model.generate`` would stop after 20."""
 EXAMPLE = '[{"role": "user", "content": "..."}]'
+
+
+def answer_tokens(positions: int) -> int:
+    """Return the most new tokens of an answer that no setting limits, for a model of so many positions."""
+    return min(ANSWER_TOKENS, positions // 2)
 
 
 def check_messages(given: Any) -> Messages:

@@ -23,8 +23,8 @@ from tightbeam.deploy.text.tokenizer import TextCodec
 __all__ = ["ModelSettings"]
 
 MOST_RESOLVED = 32
-"""The most resolved settings that are cached: of all lines, and of lines and requests with their own. Those of many
-banned words have megabytes."""
+"""The most resolved settings that are cached: of all lines, and of lines and requests with their own. Settings with
+many banned words take megabytes."""
 
 
 class ModelSettings:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tightbeam.deploy.chat.messages import ASSISTANT, MAX_CHARACTERS, SYSTEM, USER, Messages
+from tightbeam.deploy.chat.messages import ASSISTANT, MAX_CHARACTERS, SYSTEM, USER, Messages, answer_tokens
 from tightbeam.deploy.console import say
 from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -22,8 +22,6 @@ from tightbeam.deploy.text.truncation import Truncation
 
 __all__ = ["ChatRun", "run_chat"]
 
-NEW_TOKENS = 512
-"""The most new tokens of an answer if no setting limits them, where ``model.generate`` would stop after 20."""
 RESET, EXIT = "/reset", "/exit"
 RESETS, EXITS = (RESET, "/clear"), (EXIT, "/bye", "/quit")
 """The commands, with their names in ollama and llama.cpp."""
@@ -207,7 +205,7 @@ class _Chat:
         """Write the next answer, and return it. Raises GenerationError and InputError."""
         limited = self._options.limited_by != "" or not self._runner.decoder_only
         positions = self._runner.manifest.sizes.max_target
-        most = min(NEW_TOKENS, positions // 2)
+        most = answer_tokens(positions)
         settings = self._settings if limited else {**self._settings, "max_new_tokens": most}
         tokens, cut = self._runner.encode(self._messages, truncate=self._run.truncate, **settings)
         if not limited:

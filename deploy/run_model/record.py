@@ -66,7 +66,7 @@ class RunRecord:
         Returns
         -------
         bool
-            False if there is no record that can be read.
+            False if the record is missing or cannot be read.
 
         Raises
         ------

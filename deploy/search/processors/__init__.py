@@ -161,7 +161,7 @@ def processors_of(options: GenerationOptions, source: Ints | None) -> Processors
     return _made(options, source)
 
 
-@lru_cache(maxsize=32)  # those of many banned words have megabytes
+@lru_cache(maxsize=32)  # processors of many banned words take megabytes
 def _processors_of_settings(options: GenerationOptions) -> Processors:
     return _made(options, None)
 

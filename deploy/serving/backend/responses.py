@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.serving.dispatch.responder import Outcome, Responder, bytes_fault, deadline_of, without_folders
+from tightbeam.deploy.serving.dispatch.responder import Outcome, Responder, bytes_fault, deadline_of
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_event
-from tightbeam.deploy.serving.protocol.log import log, log_exception
+from tightbeam.deploy.serving.protocol.log import log_exception
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Request, Row, Token
 
 __all__ = ["TritonResponder"]
@@ -39,11 +39,10 @@ class TritonResponder(Responder):
     """
 
     def __init__(self, request: Any, triton: Any, *, stream: bool, folder: str = "") -> None:
-        super().__init__()
+        super().__init__(folder)
         self._request = request
         self._triton = triton
         self._stream = stream
-        self._folder = folder
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names())
 
@@ -112,10 +111,7 @@ class TritonResponder(Responder):
 
     def _end(self, outcome: Outcome, reason: str, code: int) -> None:
         self.outcome = outcome
-        told = without_folders(reason, self._folder)
-        if outcome == "failed" and told != reason:
-            log(f"tightbeam: a request has failed: {reason}")
-        error = self._triton.TritonError(told, code)
+        error = self._triton.TritonError(self.told(reason, failed=outcome == "failed"), code)
         final = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._sender.send(self._triton.InferenceResponse(error=error), flags=final)

@@ -1,4 +1,4 @@
-"""What the dispatcher needs of a front: a client's request, and what becomes of the worker's events."""
+"""The interface between dispatcher and front: a client's request, which takes the worker's events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Literal
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Request, Row, Token
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, MAX_PARAMETER_BYTES, TRIES
 
-__all__ = ["MOST_BYTES", "Outcome", "Responder", "bytes_fault", "deadline_of", "without_folders"]
+__all__ = ["MOST_BYTES", "Outcome", "Responder", "bytes_fault", "deadline_of"]
 
 Outcome = Literal["finished", "refused", "failed", "cancelled"]
 """Outcome of a request. Refused: an error of the client. Failed: an error of the server."""
@@ -65,6 +66,11 @@ def without_folders(message: str, folder: str) -> str:
 class Responder(ABC):
     """A client's request, and its responses.
 
+    Parameters
+    ----------
+    folder
+        The model's folder, whose path no client is told.
+
     Attributes
     ----------
     size : int
@@ -77,7 +83,8 @@ class Responder(ABC):
         The results of rows that came so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
+        self._folder = folder
         self.size = 1
         self.deadline_s = math.inf
         self.outcome: Outcome | None = None
@@ -104,6 +111,13 @@ class Responder(ABC):
     @abstractmethod
     def fail(self, reason: str, *, client_error: bool) -> None:
         """Send an error as the last response. ``client_error``: the request is invalid; else the server failed."""
+
+    def told(self, reason: str, *, failed: bool) -> str:
+        """Return what the client is told: a reason without folders. That of a failure then goes to the log in whole."""
+        told = without_folders(reason, self._folder)
+        if failed and told != reason:
+            log(f"tightbeam: a request has failed: {reason}")
+        return told
 
     def is_new(self, event: Event) -> bool:
         """Return False for an event that came before: the row ran again, since its worker ended. Keep a `Row`."""

@@ -19,9 +19,9 @@ from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.inputs.json_line import json_value
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_event
 from tightbeam.deploy.serving.http.errors import HttpError, plain_error, refused
-from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
 from tightbeam.deploy.serving.http.streams import event_stream, while_connected
-from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
+from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, MESSAGES, TEXT
 
 __all__ = ["body_fields", "generate_routes", "json_fields"]
 
@@ -123,11 +123,7 @@ def _parsed(model: ServedModel, fields: dict[str, Any]) -> tuple[dict[str, Array
         if name in given:
             rows = _rows(name, given.pop(name))
             model.check_rows(len(rows))
-            made: Array = np.zeros((len(rows), max(map(len, rows))), kind)
-            for place, row in enumerate(rows):
-                made[place, : len(row)] = row
-            inputs[name] = made
-            inputs[LENGTHS] = np.array([[len(row)] for row in rows], np.int32)
+            inputs |= padded(name, rows, kind)
     if not inputs:
         raise HttpError(400, f"the body has none of {', '.join((*STRINGS, *NUMBERS))}; send one of them as the source")
     return inputs, parameters | given

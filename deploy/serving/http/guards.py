@@ -1,4 +1,4 @@
-"""What every request passes before its endpoint: an identifier, a key, a limit of size, and a line of the log."""
+"""Middleware of every request: an identifier, a key, limits of size, and a line of the log."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Guards:
 
 @dataclass
 class _Body:
-    """How much of a body has come."""
+    """The part of a body that has come."""
 
     read: int = 0
     whole: bool = False

@@ -21,6 +21,7 @@ from tightbeam.deploy.serving.http.guards import API_KEY
 from tightbeam.deploy.serving.http.markup import Markup
 from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
+from tightbeam.deploy.serving.protocol.parameters import default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
 
 __all__ = ["Languages", "translation_routes"]
@@ -47,7 +48,7 @@ class Languages:
 
     @classmethod
     def of(cls, model: ServedModel) -> Languages | None:
-        """Return the languages of a model; None if it is no translator."""
+        """Return the languages of a translator; None for any other model."""
         if model.pair is not None:
             return cls({}, model.pair)
         table = model.manifest.generation.get("lang_to_id")
@@ -104,9 +105,8 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
             pages = await while_connected(request, _pages(models[name], given, settings))
             return JSONResponse({"translatedText": pages if several else pages[0]})
         if wanted:
-            beams = models[name].manifest.generation.get("num_beams")
             settings["num_return_sequences"] = wanted + 1
-            settings["num_beams"] = max(wanted + 1, beams if isinstance(beams, int) else 1)
+            settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
         outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
         found = [output.texts or [] for output in outputs]
         best = [each[0] for each in found]

@@ -12,7 +12,7 @@ __all__ = ["Markup"]
 class Markup(HTMLParser):
     """Splits HTML into texts and what is between them.
 
-    A text is what stands between two tags. Scripts, styles and space between tags are no texts.
+    A text is what stands between two tags. Scripts, styles and space between tags are kept as they are.
 
     Parameters
     ----------

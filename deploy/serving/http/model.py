@@ -23,14 +23,16 @@ from tightbeam.deploy.serving.dispatch.worker_process import WorkerProcess
 from tightbeam.deploy.serving.http.errors import Busy, HttpError, RequestFailed
 from tightbeam.deploy.serving.http.pending import Event, PendingRequest
 from tightbeam.deploy.serving.protocol.messages import Row, WorkerSettings
+from tightbeam.deploy.serving.protocol.parameters import default_rows
+from tightbeam.deploy.serving.protocol.tensors import LENGTHS
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
-__all__ = ["ModelOptions", "ServedModel", "texts"]
+__all__ = ["ModelOptions", "ServedModel", "padded", "texts"]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is served.
+    """Options of a served model.
 
     Attributes
     ----------
@@ -61,8 +63,7 @@ class ModelOptions:
 
     def rows(self, bundle: Bundle) -> int:
         """Return the limit of rows for a bundle."""
-        beams = bundle.manifest.generation.get("num_beams")
-        return self.max_rows or self.max_batch_size * max(4, beams if isinstance(beams, int) else 1)
+        return self.max_rows or default_rows(bundle.manifest.generation, self.max_batch_size)
 
 
 class ServedModel:
@@ -214,3 +215,11 @@ def texts(values: Sequence[str | bytes]) -> Array:
     made = np.empty((len(encoded), 1), np.object_)
     made[:, 0] = encoded
     return made
+
+
+def padded(name: str, rows: Sequence[Sequence[float]], kind: type) -> dict[str, Array]:
+    """Return rows of numbers as the input ``name`` [b, n], padded on the right, with their LENGTHS."""
+    made: Array = np.zeros((len(rows), max(map(len, rows))), kind)
+    for place, row in enumerate(rows):
+        made[place, : len(row)] = row
+    return {name: made, LENGTHS: np.array([[len(row)] for row in rows], np.int32)}

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.serving.dispatch.responder import Responder, bytes_fault, deadline_of, without_folders
+from tightbeam.deploy.serving.dispatch.responder import Responder, bytes_fault, deadline_of
 from tightbeam.deploy.serving.http.errors import RequestFailed
-from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Event as WorkerEvent
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Refused, Request, Row, Token
 
@@ -37,8 +36,8 @@ class PendingRequest(Responder):
     """
 
     def __init__(self, inputs: dict[str, Array], parameters: str, *, rows: int, stream: bool, folder: str) -> None:
-        super().__init__()
-        self._inputs, self._parameters, self._stream, self._folder = inputs, parameters, stream, folder
+        super().__init__(folder)
+        self._inputs, self._parameters, self._stream = inputs, parameters, stream
         self.size, self.deadline_s = rows, deadline_of(parameters)
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | RequestFailed] = asyncio.Queue()
@@ -90,9 +89,7 @@ class PendingRequest(Responder):
     def fail(self, reason: str, *, client_error: bool) -> None:
         if self.open:
             self.outcome = "refused" if client_error else "failed"
-            told = without_folders(reason, self._folder)
-            if told != reason and not client_error:
-                log(f"tightbeam: a request has failed: {reason}")
+            told = self.told(reason, failed=not client_error)
             self._put(RequestFailed(told, client_error=client_error))
 
     def _put(self, event: Event | RequestFailed) -> None:

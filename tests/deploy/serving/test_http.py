@@ -80,7 +80,7 @@ def data_of(response: httpx.Response) -> list[Any]:
 
 
 def test_completions_are_the_texts_of_a_runner(client: OpenAI, runners: dict[str, Runner]) -> None:
-    """Of several prompts, of token ids, with beams and several sequences, an echo, and the default of 16 tokens."""
+    """Several prompts, token ids, beams, several sequences, an echo, and the default of 16 tokens."""
     runner, how = runners["chat"], {"min_new_tokens": 3}
     prompts = [PROMPT, "a town"]
     expected = [

@@ -54,7 +54,7 @@ PASSING: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "tool_choice
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 

@@ -16,21 +16,20 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.chat.messages import answer_tokens
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
-from tightbeam.deploy.serving.http.model import ServedModel, texts
+from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
 from tightbeam.deploy.serving.http.openai.settings import TextRequest, finish_reason, now, token_logprobs, usage_of
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, texts_of
 from tightbeam.deploy.serving.http.streams import event_stream, while_connected
 from tightbeam.deploy.serving.protocol.messages import Row, Token
-from tightbeam.deploy.serving.protocol.tensors import INPUT_IDS, LENGTHS, MESSAGES, TEXT
+from tightbeam.deploy.serving.protocol.tensors import INPUT_IDS, MESSAGES, TEXT
 
 __all__ = ["text_routes"]
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion without ``max_tokens``, as at OpenAI."""
-ANSWER_TOKENS = 512
-"""The most new tokens of an answer without ``max_tokens``, but at most half of the model's positions."""
 
 
 T = TypeVar("T")
@@ -58,10 +57,7 @@ class CompletionRequest(TextRequest):
         if any(not 0 <= token < 2**31 for row in rows for token in row):
             raise refused("prompt", "holds a token that is not an id of the vocabulary; pass ids of this model")
         model.check_rows(len(rows))
-        ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = row
-        return {INPUT_IDS: ids, LENGTHS: np.array([[len(row)] for row in rows], np.int32)}
+        return padded(INPUT_IDS, rows, np.int64)
 
 
 class ChatRequest(TextRequest):
@@ -119,7 +115,7 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
         if asked.max_completion_tokens is not None:
             settings["max_new_tokens"] = asked.max_completion_tokens
         if not {"max_new_tokens", "max_length"} & (settings.keys() | model.manifest.generation.keys()):
-            settings["max_new_tokens"] = min(ANSWER_TOKENS, model.manifest.sizes.max_target // 2)
+            settings["max_new_tokens"] = answer_tokens(model.manifest.sizes.max_target)
         inputs = {MESSAGES: texts([json.dumps(asked.messages)])}
         created = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": now(), "model": model.name}
         if asked.stream:
