@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -44,6 +43,7 @@ from tightbeam.deploy.runtimes.base import (
     small_inputs,
     source_outputs,
 )
+from tightbeam.deploy.runtimes.freed_memory import release_freed_memory
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
@@ -246,7 +246,7 @@ class OnnxRuntimeCpu:
                 binding.bind_ortvalue_output(name, _value(part))
             _run(self.encoder, binding, "encoder", options)
         if large:
-            _release_freed_memory()
+            release_freed_memory()
         encoded["attention_mask"] = attention_mask.copy()  # compaction must not change the caller's
         return encoded
 
@@ -561,13 +561,6 @@ def _run(
             f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
             "run fewer rows together if memory ran out, else export the model again"
         ) from error
-
-
-def _release_freed_memory() -> None:
-    """Release memory that kernels freed to the system; glibc holds it for its threads, other C libraries may not."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _value(array: Array) -> ort.OrtValue:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.runtimes.freed_memory import release_freed_memory
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model
@@ -27,6 +28,8 @@ __all__ = ["main", "visible_device"]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 READ_SECONDS = 0.02
 """Longest time for reading requests between two turns; running samples wait meanwhile."""
+IDLE_SECONDS = 1.0
+"""After this time without a request the memory of the last ones is given back to the system."""
 
 
 class BackendEndedError(Exception):
@@ -94,11 +97,21 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
                 waits = not running.active or backend.poll(0)
             if not waits:
                 break
+            if not running.active:
+                _release_when_idle(backend)
             if _take(_received(backend), running):
                 return
             if not running.active:  # it was refused or cancelled
                 running.report()
         running.turn()
+
+
+def _release_when_idle(backend: Connection) -> None:
+    """Give freed memory back if no message comes for some time."""
+    with _pipe():
+        idle = not backend.poll(IDLE_SECONDS)
+    if idle:
+        release_freed_memory()
 
 
 def _received(backend: Connection) -> Requests | Cancel | Shutdown:

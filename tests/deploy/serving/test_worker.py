@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import multiprocessing
 import os
 import re
 import select
@@ -444,3 +445,15 @@ def test_backend_that_crashes_at_once_is_reloaded_later(
 )
 def test_visible_device(number: int, visible: str, device: str) -> None:
     assert visible_device(number, visible) == device
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_an_idle_worker_gives_freed_memory_back(waiting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[None] = []
+    monkeypatch.setattr(worker_main, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(worker_main, "release_freed_memory", lambda: released.append(None))
+    near, far = multiprocessing.Pipe()
+    if waiting:
+        near.send(Cancel(1))
+    worker_main._release_when_idle(far)
+    assert len(released) == (0 if waiting else 1)
