@@ -194,8 +194,9 @@ class ExportOptions:
     calibration: Annotated[
         str | os.PathLike[str] | None,
         Option(
-            "Text file, one text a line, in place of the built-in texts. The export measures the errors of rewritten "
-            "attention and of int8 on these texts, and compares an inexact bundle with torch on them.",
+            "Text file, one text a line, in place of the built-in texts; for a speech model a recording or a folder of "
+            "them, whose first 8 are taken. The export measures the errors of rewritten attention and of int8 on "
+            "these, and compares an inexact bundle with torch on them.",
             parse=Path,
         ),
     ] = None
@@ -239,7 +240,7 @@ class ExportOptions:
         float | None,
         Option(
             "How far int8 or int4 may move the distribution of the next token, in nats a token on the calibration "
-            f"texts, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
+            f"inputs, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
             f"{MAX_DIVERGENCE_INT4:g} in int4. A source cache in int8 takes its share, and products keep more bits "
             "until the rest holds.",
             check=check_max_divergence,

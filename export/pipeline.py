@@ -167,8 +167,8 @@ def _load(export: _Export) -> None:
     check_image(checkpoint)
     # Errors before minutes of work.
     alignment_of(checkpoint)
-    if export.preparation.texts is not None:
-        calibration_samples(checkpoint, export.preparation.texts)
+    if export.preparation.calibration is not None:
+        calibration_samples(checkpoint, export.preparation.calibration)
     if options.max_new_tokens is not None:
         set_max_new_tokens(checkpoint, options.max_new_tokens)
     for note in (limit_length(checkpoint), disable_sampling(checkpoint), _note_of_global_tokens(checkpoint)):
@@ -205,8 +205,8 @@ def _generate(export: _Export) -> None:
     export.reference = None
     if export.options.check:
         export.on_step(GENERATING)
-        texts = None if export.options.is_exact else export.preparation.texts
-        export.reference = make_reference(export.checkpoint, calibration_samples(export.checkpoint, texts))
+        given = None if export.options.is_exact else export.preparation.calibration
+        export.reference = make_reference(export.checkpoint, calibration_samples(export.checkpoint, given))
 
 
 def _trace(export: _Export) -> None:
@@ -258,7 +258,7 @@ def _rewrite(export: _Export) -> None:
     if needs_guard(export.plan) or options.cache_precision is not None:
         _try_precision(export)
         export.on_step(MEASURING_ATTENTION)
-        activations = calibrate(export.checkpoint, export.preparation.texts, export.reference)
+        activations = calibrate(export.checkpoint, export.preparation.calibration, export.reference)
         plan, measured = guard(canonical, export.plan, activations, options.precision)
         export.guarded = tuple(result.entry() for result in measured)
         if plan != export.plan:
@@ -309,7 +309,7 @@ def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) 
 def _calibration_run(export: _Export) -> CalibrationRun:
     """The calibration inputs, and how graphs are run over them."""
     checkpoint = export.checkpoint
-    samples = calibration_samples(checkpoint, export.preparation.texts)
+    samples = calibration_samples(checkpoint, export.preparation.calibration)
     parent, decoder_only = export.preparation.target.absolute().parent, export.graphs.sizes.decoder_only
     return CalibrationRun(samples, checkpoint.generation_config, parent, decoder_only=decoder_only)
 
@@ -364,7 +364,7 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
     checkpoint, graphs = export.checkpoint, export.graphs
-    samples = calibration_samples(checkpoint, export.preparation.texts)
+    samples = calibration_samples(checkpoint, export.preparation.calibration)
     in_int4 = export.options.precision == "int4"
     choosing, measured = halves(samples) if in_int4 else (samples, samples)
     generation, parent = checkpoint.generation_config, export.preparation.target.absolute().parent

@@ -14,6 +14,7 @@ from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
 from tightbeam.export.checkpoint.chat_template import read_chat_template
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
 from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
+from tightbeam.export.checkpoint.recordings import find_recordings
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.checkpoint.tokenizer_files import tokenizer_files
 from tightbeam.export.choice import DEFAULT, Choice
@@ -45,8 +46,8 @@ class Preparation:
     choice: Choice
     target: Path
     """folder of the bundle"""
-    texts: tuple[str, ...] | None
-    """calibration texts of the user's own"""
+    calibration: tuple[str, ...] | None
+    """calibration texts of the user's own, or names of recordings for a speech model"""
     chat_template: str | None
     """chat template of the user's own"""
 
@@ -76,7 +77,6 @@ def prepare(
     """
     _check_rates(options)
     creation_time()  # a wrong SOURCE_DATE_EPOCH is an error now
-    texts = read_calibration(options.calibration) if options.calibration is not None else None
     choice = options.choice()
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"
     suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
@@ -86,23 +86,26 @@ def prepare(
     check_target(target, force=options.force)
     files = with_global_tokens(read_files(model), options.global_tokens)
     check_model(options, choice, files.sizes)
-    if texts is not None:
-        check_calibration(files)
+    calibration = _calibration(files, options.calibration) if options.calibration is not None else None
     run = run_size(files, options)
     check_whole(files)
     check_memory_by_config(files, choice, options, run)
     check_machine(files, options, target, measures=_measures(options, choice, files.sizes.L))
-    return Preparation(files, choice, target, texts, template)
+    return Preparation(files, choice, target, calibration, template)
 
 
-def check_calibration(files: CheckpointFiles) -> None:
-    """Raise ExportError if a checkpoint cannot take calibration texts."""
+def _calibration(files: CheckpointFiles, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Calibration texts, or names of recordings for a speech model.
+
+    Raises ExportError if there are none, or the checkpoint takes none.
+    """
     if files.family.is_speech:
-        raise ExportError("this is a speech model, measured on synthetic audio; leave --calibration out")
+        return find_recordings(path)
     if files.family.reads_images:
         raise ExportError("this model reads images, and is measured on drawn pages; leave --calibration out")
     if not tokenizer_files(files.path):
         raise ExportError("the checkpoint has no tokenizer to read calibration texts with; leave --calibration out")
+    return read_calibration(path)
 
 
 def _measures(options: ExportOptions, choice: Choice, layers: int) -> bool:

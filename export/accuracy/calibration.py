@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tightbeam.export.accuracy.activations import AttentionActivations, decoder_activations
 from tightbeam.export.accuracy.encoded_once import encoded_once
 from tightbeam.export.accuracy.reference import Reference, Samples, TextSamples, greedy, samples_of
+from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.errors import ExportError
 
 __all__ = ["calibrate", "calibration_samples"]
 
 
-def calibration_samples(checkpoint: Checkpoint, texts: tuple[str, ...] | None) -> Samples:
+def calibration_samples(checkpoint: Checkpoint, given: tuple[str, ...] | None) -> Samples:
     """Inputs on which errors are measured.
 
     Parameters
     ----------
     checkpoint
         The model.
-    texts
-        Calibration texts of a model that reads text; None for the built-in ones.
+    given
+        Calibration texts of a model that reads text, or names of recordings for a speech model; None for the built-in
+        texts, or synthetic audio.
 
     Raises
     ------
     ExportError
-        No text fits.
+        No text fits, or a recording cannot be read.
     """
-    if texts is None:
+    if given is None:
         return samples_of(checkpoint)
-    samples = samples_of(checkpoint, texts)
+    samples = samples_of(checkpoint, given, given)
     if isinstance(samples, TextSamples) and samples.as_ids:
         raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
     return samples
 
 
 def calibrate(
-    checkpoint: Checkpoint, texts: tuple[str, ...] | None, reference: Reference | None = None
+    checkpoint: Checkpoint, given: tuple[str, ...] | None, reference: Reference | None = None
 ) -> tuple[list[AttentionActivations], list[AttentionActivations]]:
     """Record the activations of the decoder's attentions while the model generates.
 
@@ -43,10 +47,10 @@ def calibrate(
     ----------
     checkpoint
         The model. Without a tokenizer it generates from random ids, which understate errors.
-    texts
-        Calibration texts; None for the built-in ones.
+    given
+        As of :func:`calibration_samples`.
     reference
-        Generations of the comparison, which are used if they belong to these texts.
+        Generations of the comparison, which are used if they belong to these inputs.
 
     Returns
     -------
@@ -56,9 +60,9 @@ def calibrate(
     Raises
     ------
     ExportError
-        No text fits, or torch cannot generate.
+        No text fits, a recording cannot be read, or torch cannot generate.
     """
-    samples = calibration_samples(checkpoint, texts)
+    samples = calibration_samples(checkpoint, given)
     with encoded_once(checkpoint):
         if reference is not None and _are_same(samples, reference.samples):
             targets = reference.greedy
@@ -68,5 +72,8 @@ def calibrate(
 
 
 def _are_same(samples: Samples, others: Samples) -> bool:
-    """True for the same texts. Audio and images are always the comparison's."""
-    return samples == others if isinstance(samples, TextSamples) else not isinstance(others, TextSamples)
+    """True for the same texts or the same audio. Images are always the comparison's."""
+    if isinstance(samples, SpeechSamples) and isinstance(others, SpeechSamples):
+        rows = samples.rows, others.rows
+        return len(rows[0]) == len(rows[1]) and all(map(np.array_equal, *rows))
+    return samples == others if isinstance(samples, TextSamples) else type(samples) is type(others)

@@ -39,7 +39,7 @@ MOST_ROWS = 256
 """Rows of a product that are measured: an error of 1 % is known to a twentieth of itself from far fewer."""
 MOST_SAMPLES = 16
 MOST_WINDOWS = 2
-"""The same for audio, whose windows have up to 1,500 positions."""
+"""The same for synthetic audio and drawn pages, which are all alike and have up to 1,500 positions each."""
 MOST_STEPS = 24
 
 
@@ -197,7 +197,8 @@ def evenly(count: int, most: int) -> Array:
 def _inputs(samples: Samples, decoder_only: bool) -> tuple[dict[str, Array], Prompts | None]:
     """Inputs of the encoder by name, its mask among them, and the prompts of a decoder-only model."""
     if not isinstance(samples, TextSamples):
-        taken = evenly(len(samples.rows), MOST_WINDOWS)
+        given_by_user = isinstance(samples, SpeechSamples) and not samples.synthetic
+        taken = evenly(len(samples.rows), MOST_SAMPLES if given_by_user else MOST_WINDOWS)
         features = samples.features.numpy()[taken].astype(np.float32)
         given: dict[str, Array] = {samples.name: features}
         if isinstance(samples, SpeechSamples):

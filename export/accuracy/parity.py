@@ -177,11 +177,12 @@ def _check_done(done: subprocess.CompletedProcess[bytes]) -> None:
 def _run_bundle(folder: Path, reference: Reference) -> list[tuple[Generation, list[dict[str, Any]]]]:
     """The command's JSON record of each sample under each setting, all from one run of the command."""
     samples, B = reference.samples, len(reference.samples.rows)
+    beams = max(made.settings.get("num_beams") or 1 for made in reference.generations)  # of few samples more than B
     with tempfile.TemporaryDirectory() as scratch:
         inputs = samples.inputs(Path(scratch))
         lines = [{INPUT: each, **made.settings} for made in reference.generations for each in inputs]
         command = [sys.executable, "-m", "tightbeam.deploy.commands.run_model", str(folder), "-", "--json"]
-        command += ["--json-input", INPUT, "--batch-size", str(B)]
+        command += ["--json-input", INPUT, "--batch-size", str(max(B, beams))]
         command += ["--ids"] if isinstance(samples, TextSamples) and samples.as_ids else []
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         count("loading the bundle")

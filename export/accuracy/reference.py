@@ -188,7 +188,7 @@ def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -
     return bundle_draws(samples.rows, settings[SEED], streams, settings["max_new_tokens"] * drawn)
 
 
-def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> Samples:
+def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS, recordings: Sequence[str] = ()) -> Samples:
     """Inputs that suit a model.
 
     Parameters
@@ -197,16 +197,18 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS) -> S
         The checkpoint, for its sizes, tokenizer and feature extractor.
     texts
         Texts, of which the longest beginnings that fit are taken.
+    recordings
+        Names of audio files for a speech model.
 
     Returns
     -------
     Samples
-        Synthetic audio for a speech model, drawn pages for one that reads images; else beginnings of ``texts``;
-        random token ids if there is no tokenizer or no beginning fits.
+        Beginnings of ``recordings`` for a speech model, or synthetic audio without any; drawn pages for one that reads
+        images; else beginnings of ``texts``; random token ids if there is no tokenizer or no beginning fits.
     """
     if checkpoint.family.reads_images:
         return image_samples(checkpoint)
-    return speech_samples(checkpoint) if checkpoint.family.is_speech else _text_samples(checkpoint, texts)
+    return speech_samples(checkpoint, recordings) if checkpoint.family.is_speech else _text_samples(checkpoint, texts)
 
 
 def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""A speech model's feature settings, and synthetic audio for the comparison with torch."""
+"""A speech model's feature settings, and audio for the measurements and the comparison with torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tightbeam.deploy.audio.recordings import Extractor
 from tightbeam.deploy.errors import BundleError
 from tightbeam.export.checkpoint.config import feature_settings
 from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.recordings import PCM_STEPS, read_recording
 from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import longest_source, positions_of
 
@@ -27,9 +29,9 @@ SHARES = (0.2, 0.45, 0.8, 1.0)
 LARGE = 500_000_000
 """Parameter count from which torch takes a quarter of a minute of a core for a window, so that two must do."""
 RECORDING_S = 2.3
-"""Longest sample of a model that takes whole recordings."""
-PCM_STEPS = 1 << 15
-"""Steps of a 16-bit sample up to 1.0."""
+"""Synthetic sample of a model that takes whole recordings."""
+LONGEST_S = 30
+"""The most that such a model is measured on of a recording of the user's: its attention takes the square of it."""
 
 
 def check_speech(checkpoint: Checkpoint) -> None:
@@ -91,6 +93,8 @@ class SpeechSamples:
     """they are windows, of Whisper"""
     name: str = "input_features"
     """input of the encoder"""
+    synthetic: bool = True
+    """they are made here, and not the user's recordings"""
     as_ids = False
 
     def inputs(self, folder: Path) -> tuple[str, ...]:
@@ -113,26 +117,47 @@ class SpeechSamples:
         return text.strip() if self.has_windows else text
 
 
-def speech_samples(checkpoint: Checkpoint) -> SpeechSamples:
-    """Synthetic audio for a speech model: gliding tones with harmonics and pauses, and some noise."""
+def speech_samples(checkpoint: Checkpoint, recordings: Sequence[str] = ()) -> SpeechSamples:
+    """Audio for a speech model.
+
+    Parameters
+    ----------
+    checkpoint
+        The model.
+    recordings
+        Names of audio files, of which the first window is taken; by default synthetic audio, gliding tones with
+        harmonics and pauses, and some noise.
+
+    Raises
+    ------
+    ExportError
+        A recording cannot be read, or is too short.
+    """
     if not checkpoint.family.has_windows:
-        return _recordings(checkpoint)
+        return _recordings(checkpoint, recordings)
     samples, rate_hz = _window(checkpoint)
     large = sum(parameter.numel() for parameter in checkpoint.model.parameters()) >= LARGE
-    rows = _voices([int(share * samples) for share in (SHARES[1::2] if large else SHARES)], rate_hz)
+    rows = tuple(read_recording(name, rate_hz, samples) for name in recordings)
+    rows = rows or _voices([int(share * samples) for share in (SHARES[1::2] if large else SHARES)], rate_hz)
     features = _extracted(checkpoint, rows, rate_hz).input_features
-    return SpeechSamples(rows, rate_hz, features, checkpoint.sizes.max_source)
+    return SpeechSamples(rows, rate_hz, features, checkpoint.sizes.max_source, synthetic=not recordings)
 
 
-def _recordings(checkpoint: Checkpoint) -> SpeechSamples:
+def _recordings(checkpoint: Checkpoint, recordings: Sequence[str]) -> SpeechSamples:
     """Recordings of one length: transformers would pad others, which changes its output."""
     extractor, convolutions = _extractor(checkpoint), checkpoint.family.convolutions(checkpoint.config)
+    rate_hz = extractor.sampling_rate_hz
+    shortest = extractor.samples_of(longest_source(0, convolutions) + 1)
     longest = extractor.samples_of(longest_source(checkpoint.sizes.max_source, convolutions) + 1) - 1
-    count = min(int(RECORDING_S * extractor.sampling_rate_hz), longest)
-    rows = _voices([count] * len(SHARES), extractor.sampling_rate_hz)
-    features = _extracted(checkpoint, rows, extractor.sampling_rate_hz)[extractor.input]
+    found = [read_recording(name, rate_hz, min(LONGEST_S * rate_hz, longest)) for name in recordings]
+    count = min(map(len, found), default=min(int(RECORDING_S * rate_hz), longest))
+    for name, row in zip(recordings, found, strict=True):
+        if len(row) < shortest:
+            raise ExportError(f"calibration: {name} has {len(row)} samples, expected {shortest} or more; leave it out")
+    rows = tuple(row[:count] for row in found) or _voices([count] * len(SHARES), rate_hz)
+    features = _extracted(checkpoint, rows, rate_hz)[extractor.input]
     positions = positions_of(features.shape[1], convolutions)
-    return SpeechSamples(rows, extractor.sampling_rate_hz, features, positions, False, extractor.input)
+    return SpeechSamples(rows, rate_hz, features, positions, False, extractor.input, not recordings)
 
 
 def _voices(counts: list[int], rate_hz: int) -> tuple[npt.NDArray[np.int16], ...]:

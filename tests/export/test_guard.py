@@ -275,7 +275,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
 def test_unfit_texts_are_refused_before_minutes_of_work(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("the harbour bridge\n", encoding="utf-8")
-    for family, reason in (("bart", "no tokenizer"), ("whisper", "speech model"), ("pix2struct", "reads images")):
+    for family, reason in (("bart", "no tokenizer"), ("whisper", "not a recording"), ("pix2struct", "reads images")):
         steps: list[str] = []
         with pytest.raises(ExportError, match=reason):
             export_model(checkpoints(family), tmp_path / "out", variant="el", calibration=path, on_step=steps.append)

@@ -28,7 +28,7 @@ from tools.real_check.bundle_side import by_bundle
 from tools.real_check.check import Report
 from tools.real_check.exports import Form, Result
 from tools.real_check.inputs import CheckError, folder_beside, read_inputs
-from tools.real_check.measures import perplexity, word_error_rate
+from tools.real_check.measures import distance, divergence, perplexity, word_error_rate
 from tools.real_check.outcome import Counts, Outcome, Part, equal
 from tools.real_check.speed import Speed
 from tools.real_check.task import BEAMS, GREEDY, SAMPLING, SETTINGS, task_of
@@ -81,6 +81,8 @@ def test_texts_are_those_of_generate(bundles: BundleCache, texts: Path) -> None:
         wanted = perplexity(expected.log_probabilities)
         assert perplexity(found.log_probabilities) == pytest.approx(wanted, rel=1e-5)
         assert wanted > 1.5
+        assert divergence(expected.distributions, found.distributions) < 1e-7
+        assert 0 < distance(expected.distributions, found.distributions) < 1e-4
 
 
 def test_recordings_are_those_of_generate(whisper: Path, recordings: Path, tmp_path: Path) -> None:
@@ -104,6 +106,19 @@ def test_words_count_without_case_and_punctuation() -> None:
     assert word_error_rate(["The cat's mat."], ["the cat's mat"]) == 0
     assert word_error_rate(["a b c", ""], ["a x c d", "e"]) == pytest.approx(3 / 5)
     assert perplexity([np.log([0.5, 0.25]), np.log([0.125])]) == pytest.approx(4)
+
+
+def test_distributions_are_compared_over_all_places() -> None:
+    exact = [np.log([[0.5, 0.5], [0.25, 0.75]]), np.log([[1 - 1e-9, 1e-9]])]
+    other = [np.log([[0.25, 0.75], [0.25, 0.75]]), np.log([[0.5, 0.5]])]
+    wanted = (0.5 * np.log(2) + 0.5 * np.log(2 / 3) + np.log(2)) / 3
+    assert divergence(exact, other) == pytest.approx(wanted, rel=1e-6)
+    assert divergence(exact, exact) == distance(exact, exact) == 0
+    moved = [row + 0.1 for row in exact]
+    assert distance(exact, moved) == pytest.approx(0.1 / np.concatenate(exact).std())
+    with np.errstate(divide="ignore"):
+        banned = np.log([[0.0, 1.0]])
+    assert divergence([banned], [np.log([[0.5, 0.5]])]) == pytest.approx(np.log(2))
 
 
 def test_a_seasoned_copy_has_the_inputs_of_its_model(tmp_path: Path) -> None:

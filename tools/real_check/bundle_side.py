@@ -13,7 +13,7 @@ from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.accuracy.compare import Sources, log_probabilities
 from tools.real_check.outcome import Outcome, Part
-from tools.real_check.task import SAMPLING, SETTINGS, Scored, Task
+from tools.real_check.task import SAMPLING, SETTINGS, Scored, Task, scores_of
 from tools.real_check.torch_side import BATCH, SEED
 
 __all__ = ["by_bundle"]
@@ -38,7 +38,8 @@ def by_bundle(task: Task, bundle: Bundle, threads: int) -> Outcome:
         [Part(own.start_s, own.end_s, own.tokens, own.token_timestamps or []) for own in parts] for parts in segments
     ]
     del runner
-    return Outcome(sequences, texts, recordings, list(_log_probabilities(task, bundle, threads)))
+    distributions = list(_distributions(task, bundle, threads))
+    return Outcome(sequences, texts, recordings, scores_of(task, distributions), distributions)
 
 
 def _outputs(runner: Runner, task: Task, name: str) -> list[Output]:
@@ -51,8 +52,8 @@ def _outputs(runner: Runner, task: Task, name: str) -> list[Output]:
     return [output_of(runner.model, found[own.number], own) for own in samples]
 
 
-def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Array]:
-    """Those of the scored tokens of each text: the bundle is fed with them, whatever it prefers."""
+def _distributions(task: Task, bundle: Bundle, threads: int) -> Iterator[Array]:
+    """Log-probabilities float32 [T, vocabulary] at the scored tokens of each text, which the bundle is fed with."""
     if task.scored is None:
         return
     runtime = OnnxRuntimeCpu(bundle, threads)
@@ -64,7 +65,7 @@ def _log_probabilities(task: Task, bundle: Bundle, threads: int) -> Iterator[Arr
         forced, _ = right_pad([row or [0] for row in scored.forced])
         found, _ = log_probabilities(bundle, runtime, _sources(task, bundle, scored), steps, vocabulary, forced)
         for own, row in zip(found, scored.forced, strict=True):
-            yield own[np.arange(len(row)), row][scored.given :]
+            yield own[scored.given : len(row)].astype(np.float32)
 
 
 def _sources(task: Task, bundle: Bundle, scored: Scored) -> Sources:

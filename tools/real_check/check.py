@@ -16,7 +16,7 @@ from tightbeam.export.errors import ExportError, first_line
 from tools.real_check.bundle_side import by_bundle
 from tools.real_check.exports import Form, Quality, Result, export_all, findings, forms_of
 from tools.real_check.inputs import CheckError, inputs_of
-from tools.real_check.measures import perplexity, word_error_rate
+from tools.real_check.measures import distance, divergence, perplexity, word_error_rate
 from tools.real_check.outcome import WINDOWED, Outcome, equal
 from tools.real_check.speed import BATCH, OURS, Speed, engines_of, measure
 from tools.real_check.task import BEAMS, GREEDY, SETTINGS, Task, task_of
@@ -158,6 +158,7 @@ def _compare(task: Task, expected: Outcome, result: Result, threads: int) -> Non
     manifest = bundle.manifest
     result.found = findings(manifest)
     result.disk_mb = sum(entry.bytes for entry in manifest.files()) / MB
+    result.weights_mb = manifest.weights.bytes / MB
     result.cache_mb = _cache_mb(task, bundle)
     try:
         outcome = by_bundle(task, bundle, threads)
@@ -170,6 +171,9 @@ def _compare(task: Task, expected: Outcome, result: Result, threads: int) -> Non
 
     result.counts = equal(outcome, expected, tie)
     result.quality = _quality(task, outcome)
+    if expected.distributions:
+        result.divergence = divergence(expected.distributions, outcome.distributions)
+        result.distance = distance(expected.distributions, outcome.distributions)
 
 
 def _cache_mb(task: Task, bundle: Bundle) -> float:

@@ -31,7 +31,7 @@ class Form:
     variant : str
         A name of ``graph_passes.PRESETS``.
     precision : str
-        "fp32", "fp16" or "int8".
+        One of ``PRECISIONS``.
     cache_precision : str or None
         "int8"; None for the precision of the products.
     """
@@ -95,8 +95,10 @@ class Result:
         Time of the export, with its comparison with torch. The first export's has the trace, too.
     bundle : Bundle or None
         None if the export failed.
-    disk_mb, cache_mb : float
-        Bytes of the bundle's files; of both caches for 8 of the longest rows with 4 beams.
+    disk_mb, weights_mb, cache_mb : float
+        Bytes of the bundle's files; of its weights; of both caches for 8 of the longest rows with 4 beams.
+    divergence, distance : float or None
+        How far the distributions of the scored tokens are from torch's (``measures``); None if nothing was scored.
     counts : dict of str to Counts
         By name of a setting.
     """
@@ -108,9 +110,12 @@ class Result:
     bundle: Bundle | None = None
     found: str = ""
     disk_mb: float = 0
+    weights_mb: float = 0
     cache_mb: float = 0
     counts: dict[str, Counts] = field(default_factory=dict)
     quality: Quality | None = None
+    divergence: float | None = None
+    distance: float | None = None
 
 
 def forms_of(sizes: Sizes, variants: Sequence[str], precisions: Sequence[str]) -> list[Form]:

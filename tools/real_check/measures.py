@@ -1,4 +1,4 @@
-"""Word error rate and perplexity."""
+"""Word error rate, perplexity, and how far distributions are apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 
-__all__ = ["perplexity", "word_error_rate"]
+__all__ = ["distance", "divergence", "perplexity", "word_error_rate"]
 
 
 def word_error_rate(found: Sequence[str], expected: Sequence[str]) -> float:
@@ -39,3 +39,29 @@ def _distance(found: Sequence[str], expected: Sequence[str]) -> int:
 def perplexity(log_probabilities: Sequence[Array]) -> float:
     """Return the perplexity of tokens with these natural log-probabilities, floats [T] of each text."""
     return math.exp(-float(np.concatenate(log_probabilities).mean()))
+
+
+def divergence(exact: Sequence[Array], other: Sequence[Array]) -> float:
+    """Return the mean of KL(exact || other) over all places, in nats.
+
+    Parameters
+    ----------
+    exact, other
+        Log-probabilities of all tokens at the places of each text, floats [T, vocabulary].
+    """
+    total = 0.0
+    for wanted, found in zip(exact, other, strict=True):
+        likely = np.isfinite(wanted)
+        wanted, found = (each[likely].astype(np.float64) for each in (wanted, found))
+        total += float((np.exp(wanted) * (wanted - found)).sum())
+    return total / sum(map(len, exact))
+
+
+def distance(exact: Sequence[Array], other: Sequence[Array]) -> float:
+    """Return the root mean square of the difference of log-probabilities, over the deviation of the exact ones.
+
+    The arguments are those of :func:`divergence`.
+    """
+    wanted, found = (np.concatenate(list(parts)).astype(np.float64) for parts in (exact, other))
+    finite = np.isfinite(wanted)
+    return float(np.sqrt(np.mean(np.square((wanted - found)[finite]))) / wanted[finite].std())

@@ -56,12 +56,15 @@ class Outcome:
         The segments of each recording that is gone through by timestamps.
     log_probabilities : list of floats [T]
         Those of the scored tokens of each text.
+    distributions : list of float32 [T, vocabulary]
+        The log-probabilities of all tokens at the same places.
     """
 
     sequences: Mapping[str, list[list[int]]]
     texts: Mapping[str, list[str]]
     recordings: Sequence[Sequence[Part]] = ()
     log_probabilities: Sequence[Array] = field(default_factory=list)
+    distributions: Sequence[Array] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,17 @@ ENGINES = (
     *("steady MB: anonymous, file-backed", "equal to transformers", "words wrong"),
 )
 FORMS = (
-    *("variant", "precision", "export, s", "on disk, MB", "caches, MB", "equal to torch", "words wrong", "perplexity"),
+    *(
+        "variant",
+        "precision",
+        "export, s",
+        "on disk, MB (weights)",
+        "caches, MB",
+        "equal to torch",
+        "words wrong",
+        "perplexity",
+    ),
+    "divergence, nats (log-probabilities off by)",
     *(f"{TOGETHER}, x", "peak MB", "what the guards found"),
 )
 
@@ -101,15 +111,23 @@ def _form_row(report: Report, result: Result) -> Sequence[str]:
         form.variant,
         form.precision_label,
         f"{result.seconds:.0f}",
-        f"{result.disk_mb:.1f}",
+        f"{result.disk_mb:.1f}{_share_of_weights(report, result)}",
         f"{result.cache_mb:.1f}",
         ", ".join(f"{name} {_count(counts)}" for name, counts in result.counts.items()),
         _words(quality, report.rows),
         _perplexity(quality),
+        "" if result.divergence is None else f"{result.divergence:.2g} ({result.distance:.1%})",
         f"{rate / base:.2f}" if rate and base else "",
         f"{speed.usage.peak:.0f}" if speed and speed.usage else "",
         result.found,
     )
+
+
+def _share_of_weights(report: Report, result: Result) -> str:
+    """The bytes of the weights as a multiple of float32's, if the same variant was exported in float32."""
+    exact = (each for each in report.results if each.form.is_exact and each.form.variant == result.form.variant)
+    base = next((each.weights_mb for each in exact), 0)
+    return f" ({result.weights_mb / base:.2f} x)" if base and not result.form.is_exact else ""
 
 
 def _words(quality: Quality | None, rows: int) -> str:

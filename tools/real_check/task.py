@@ -16,7 +16,7 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tools.real_check.inputs import CheckError, RealInputs, Recording
 
-__all__ = ["BEAMS", "GREEDY", "SAMPLING", "SETTINGS", "Scored", "Task", "task_of"]
+__all__ = ["BEAMS", "GREEDY", "SAMPLING", "SETTINGS", "Scored", "Task", "scores_of", "task_of"]
 
 Rows = Sequence[Any]
 GREEDY, BEAMS, SAMPLING = "greedy", "4 beams", "sampling"
@@ -127,6 +127,14 @@ def task_of(checkpoint: Checkpoint, inputs: RealInputs) -> Task:
             "expected a model of texts or of windows of sound; use export-model, whose check compares it with torch"
         )
     return _speech(checkpoint, inputs) if checkpoint.family.is_speech else _text(checkpoint, inputs)
+
+
+def scores_of(task: Task, distributions: Sequence[Array]) -> list[Array]:
+    """Log-probabilities [T] of the scored tokens of each text, out of those of all tokens [T, vocabulary]."""
+    if task.scored is None:
+        return []
+    rows = [row[task.scored.given :] for row in task.scored.forced]
+    return [found[np.arange(len(row)), row] for row, found in zip(rows, distributions, strict=True)]
 
 
 def _text(checkpoint: Checkpoint, inputs: RealInputs) -> Task:

@@ -16,7 +16,7 @@ from tightbeam.export.accuracy.reference import Generation, Samples, TextSamples
 from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tools.real_check.outcome import Outcome, Part
-from tools.real_check.task import SAMPLING, SETTINGS, Rows, Task
+from tools.real_check.task import SAMPLING, SETTINGS, Rows, Task, scores_of
 
 __all__ = ["BATCH", "SEED", "by_torch", "is_tie"]
 
@@ -34,7 +34,8 @@ def by_torch(task: Task) -> Outcome:
     texts = {name: [text for _, text in rows] for name, rows in found.items()}
     with torch.no_grad(), quiet_transformers():
         recordings = [_segments(task, wave) for wave in task.waves]
-        return Outcome(sequences, texts, recordings, list(_log_probabilities(task)))
+        distributions = list(_distributions(task))
+        return Outcome(sequences, texts, recordings, scores_of(task, distributions), distributions)
 
 
 def is_tie(task: Task, name: str, index: int, sequence: list[int]) -> bool:
@@ -90,13 +91,12 @@ def _segments(task: Task, wave: Array) -> list[Part]:
     ]
 
 
-def _log_probabilities(task: Task) -> Iterator[Array]:
-    """Those of the scored tokens of each text, which runs alone."""
+def _distributions(task: Task) -> Iterator[Array]:
+    """Log-probabilities float32 [T, vocabulary] at the scored tokens of each text, which runs alone."""
     scored, model = task.scored, task.checkpoint.model
     if scored is None:
         return
     for row, forced in zip(scored.rows, scored.forced, strict=True):
-        wanted = torch.tensor(forced)
         if task.decoder_only:
             logits = model(torch.tensor([[*row, *forced]])).logits[0, len(row) - 1 : -1]
         else:
@@ -106,5 +106,4 @@ def _log_probabilities(task: Task) -> Iterator[Array]:
                 else {"input_ids": torch.tensor([row])}
             )
             logits = model(**source, decoder_input_ids=torch.tensor([[task.start, *forced[:-1]]])).logits[0]
-        each = logits.double().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-        yield each[scored.given :].numpy()
+        yield logits.double().log_softmax(-1)[scored.given :].float().numpy()
