@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 from tightbeam.deploy.errors import InputError, short_repr
 
 __all__ = [
+    "ANSWER_TOKENS",
     "ASSISTANT",
     "MAX_CHARACTERS",
     "SYSTEM",
     "USER",
     "Messages",
     "TextSource",
-    "answer_tokens",
     "check_messages",
     "turns_of",
 ]
@@ -35,11 +35,6 @@ TOOL_ROLES, TOOL_FIELDS = {"tool", "function", "ipython"}, {"tool_calls", "tool_
 ANSWER_TOKENS = 512
 """The most new tokens of an answer if no setting limits them, where ``model.generate`` would stop after 20."""
 EXAMPLE = '[{"role": "user", "content": "..."}]'
-
-
-def answer_tokens(positions: int) -> int:
-    """Return the most new tokens of an answer that no setting limits, for a model of so many positions."""
-    return min(ANSWER_TOKENS, positions // 2)
 
 
 def check_messages(given: Any) -> Messages:

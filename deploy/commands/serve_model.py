@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -142,12 +143,19 @@ def serve_model(
             served = make_app(models, metrics, limits=limits, origins=cors or [], log=log_line if log else None)
             if not keys and host not in LOOPBACK:
                 say(f"note: whoever reaches {host} may use the models; pass --api-key-file to ask for a key")
+            stack.callback(_ignore_signals)
             run_server(served, listening, grace_s=grace_s, names=list(models))
     except (BundleError, InputError, WorkerError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say("stopped")
+
+
+def _ignore_signals() -> None:
+    """Let no further signal interrupt the end of the workers, which takes seconds at most."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _check_installed() -> None:

@@ -150,6 +150,11 @@ class ResolvedSettings:
         no_speech = None if recording.no_speech_threshold is None else recording.no_speech
         return replace(options, measured=Measured(len(window.before), no_speech))
 
+    @property
+    def limits_length(self) -> bool:
+        """True if the checkpoint or the caller limits the length."""
+        return any(name in self._settings for name in LIMITS)
+
     def _search(self, temperature: float) -> GenerationOptions:
         """The search without lengths and a prompt, at one of Whisper's temperatures; 0.0 changes nothing."""
         search = _search(self._settings, temperature)

@@ -71,6 +71,10 @@ class ModelSettings:
         """
         return self._checked(self._resolve(settings).for_prompt(prompt_length))
 
+    def limits_length(self, settings: Mapping[str, Any]) -> bool:
+        """Return True if the checkpoint or settings limit the length. Raises GenerationError for a wrong setting."""
+        return self._resolve(settings).limits_length
+
     def window_options(self, settings: Mapping[str, Any], window: WindowStart) -> GenerationOptions:
         """Resolve settings for one window of a recording.
 

@@ -11,7 +11,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.chat.conversation import Conversation
-from tightbeam.deploy.chat.messages import TextSource, check_messages
+from tightbeam.deploy.chat.messages import ANSWER_TOKENS, TextSource, check_messages
 from tightbeam.deploy.chat.template import ChatTemplate, load_chat_template
 from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -115,6 +115,52 @@ class Texts:
                 "remove the special token from it"
             )
         return ids, length - len(ids)
+
+    def answer_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings with the most new tokens of an answer, for a decoder-only model that nothing else limits.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        """
+        if not self._sizes.decoder_only or self._settings.limits_length(settings):
+            return dict(settings)
+        return {**settings, "max_new_tokens": min(ANSWER_TOKENS, self._sizes.max_target // 2)}
+
+    def encode_conversation(
+        self, messages: TextSource, settings: Mapping[str, Any], *, truncate: Truncation = False
+    ) -> tuple[list[int], int, dict[str, Any]]:
+        """Tokenize a conversation, and limit its answer if nothing else does.
+
+        Parameters
+        ----------
+        messages
+            The messages.
+        settings
+            Settings of ``model.generate``.
+        truncate
+            As for `encode`.
+
+        Returns
+        -------
+        tokens : list of int
+        cut : int
+            Number of tokens that were cut off.
+        settings : dict
+            The settings. An answer without a limit has those of `answer_settings`, or as many new tokens as the
+            conversation leaves positions for.
+
+        Raises
+        ------
+        InputError, GenerationError
+            The conversation cannot be run.
+        """
+        limited = self.answer_settings(settings)
+        tokens, cut = self.encode(messages, truncate=truncate, **limited)
+        if limited.keys() != settings.keys():
+            limited["max_new_tokens"] = min(limited["max_new_tokens"], self._sizes.max_target - len(tokens))
+        return tokens, cut, limited
 
     def cut_side(self, source: TextSource, truncate: Truncation) -> Side | None:
         """Return the side at which a caller's ``truncate`` cuts a source; None if it cuts none. A conversation loses

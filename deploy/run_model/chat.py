@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tightbeam.deploy.chat.messages import ASSISTANT, MAX_CHARACTERS, SYSTEM, USER, Messages, answer_tokens
+from tightbeam.deploy.chat.messages import ASSISTANT, MAX_CHARACTERS, SYSTEM, USER, Messages
 from tightbeam.deploy.console import say
 from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -153,7 +153,7 @@ class _Chat:
         self._settings, notes = remove_settings_without_effect(
             dict(run.settings), speech=False, defaults=runner.manifest.generation
         )
-        self._options = runner.options(**self._settings)
+        self._options = runner.options(**runner.model.text.answer_settings(self._settings))
         runner.model.text.cut_side([], run.truncate)
         if self._options.scoring is not None:
             raise InputError(f"{self._options.scoring.asked} is more than an answer; leave it out")
@@ -203,13 +203,9 @@ class _Chat:
 
     def _write(self) -> str:
         """Write the next answer, and return it. Raises GenerationError and InputError."""
-        limited = self._options.limited_by != "" or not self._runner.decoder_only
-        positions = self._runner.manifest.sizes.max_target
-        most = answer_tokens(positions)
-        settings = self._settings if limited else {**self._settings, "max_new_tokens": most}
-        tokens, cut = self._runner.encode(self._messages, truncate=self._run.truncate, **settings)
-        if not limited:
-            settings["max_new_tokens"] = min(most, positions - len(tokens))
+        tokens, cut, settings = self._runner.model.text.encode_conversation(
+            self._messages, self._settings, truncate=self._run.truncate
+        )
         if cut:
             self.note(f"the oldest turns are left out: {len(tokens) + cut:,} tokens are now {len(tokens):,}")
         pieces: list[str] = []

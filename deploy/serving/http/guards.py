@@ -113,6 +113,10 @@ class Guards:
                 await self._write_error(scope, error, receive, answer)
             else:
                 await self._app(scope, self._counted(body, headers, receive), answer)
+        except asyncio.CancelledError:  # the server ends; a stream is cut, so that no client takes it for whole
+            if not status:
+                ending = HttpError(503, "the server ends; send the request again later")
+                await self._write_error(scope, ending, receive, answer)
         finally:
             self._held -= body.read
             if self._log is not None:

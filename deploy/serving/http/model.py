@@ -23,7 +23,7 @@ from tightbeam.deploy.serving.dispatch.worker_process import WorkerProcess
 from tightbeam.deploy.serving.http.errors import Busy, HttpError, RequestFailed
 from tightbeam.deploy.serving.http.pending import Event, PendingRequest
 from tightbeam.deploy.serving.protocol.messages import Row, WorkerSettings
-from tightbeam.deploy.serving.protocol.parameters import default_rows
+from tightbeam.deploy.serving.protocol.parameters import most_rows
 from tightbeam.deploy.serving.protocol.tensors import LENGTHS
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
@@ -62,8 +62,8 @@ class ModelOptions:
     deadline_s: float = 3600
 
     def rows(self, bundle: Bundle) -> int:
-        """Return the limit of rows for a bundle."""
-        return self.max_rows or default_rows(bundle.manifest.generation, self.max_batch_size)
+        """Return the limit of rows for a bundle. Raises InputError if the checkpoint's own beams exceed it."""
+        return most_rows(bundle.manifest.generation, self.max_batch_size, self.max_rows)
 
 
 class ServedModel:
@@ -86,6 +86,8 @@ class ServedModel:
     ------
     BundleError
         The bundle is damaged.
+    InputError
+        The checkpoint searches with more beams than ``options.max_rows``.
     WorkerError
         The model cannot be loaded.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,7 +20,7 @@ MOST_HEADER_BYTES = 1 << 16
 
 
 class _Server(uvicorn.Server):
-    """A server that says where it listens."""
+    """A server that says where it listens, and that any second signal ends at once."""
 
     def __init__(self, config: uvicorn.Config, ready: str) -> None:
         super().__init__(config)
@@ -28,6 +29,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         print(self._ready, file=sys.stderr, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Let running requests end at the first signal; raise KeyboardInterrupt at the second one."""
+        if self.should_exit:
+            raise KeyboardInterrupt
+        super().handle_exit(sig, frame)
 
 
 def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: Sequence[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tightbeam.deploy.errors import InputError
+
 BUNDLE = "bundle"
 """The bundle's folder, next to model.py."""
 TRIES, TRIE_SUFFIX = "tries", ".trie"
@@ -24,6 +26,25 @@ def default_beams(generation: Mapping[str, Any]) -> int:
     return beams if isinstance(beams, int) else 1
 
 
-def default_rows(generation: Mapping[str, Any], max_batch_size: int) -> int:
-    """Return the most rows that take steps together, for settings of a checkpoint and the most rows of a request."""
-    return max_batch_size * max(4, default_beams(generation))
+def most_rows(generation: Mapping[str, Any], max_batch_size: int, max_rows: int) -> int:
+    """Return the most rows that take steps together.
+
+    Parameters
+    ----------
+    generation
+        Settings of the checkpoint.
+    max_batch_size
+        The most rows of a request.
+    max_rows
+        The most rows that an operator asks for; 0 for the default.
+
+    Raises
+    ------
+    InputError
+        The checkpoint's own beams are more, so that every request without ``num_beams`` would be refused.
+    """
+    beams = default_beams(generation)
+    if 0 < max_rows < beams:
+        problem = f"--max-rows {max_rows} is less than the {beams} beams that the checkpoint searches with"
+        raise InputError(f"{problem}; pass {beams} or more")
+    return max_rows or max_batch_size * max(4, beams)

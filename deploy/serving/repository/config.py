@@ -8,14 +8,14 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.serving.protocol.parameters import (
     DEADLINE,
     ENGINE,
     MAX_REQUEST_ROWS,
     MAX_ROWS,
     URL,
-    default_beams,
-    default_rows,
+    most_rows,
 )
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
@@ -118,13 +118,10 @@ class ServingSettings:
 
     def rows(self, manifest: Manifest) -> int:
         """Return the limit of rows for a bundle. Raises RepositoryError if the checkpoint's own beams exceed it."""
-        beams = default_beams(manifest.generation)
-        if 0 < self.max_rows < beams:
-            raise RepositoryError(
-                f"--max-rows {self.max_rows} is less than the {beams} beams that the checkpoint searches with; "
-                f"pass {beams} or more"
-            )
-        return self.max_rows or default_rows(manifest.generation, self.max_batch_size)
+        try:
+            return most_rows(manifest.generation, self.max_batch_size, self.max_rows)
+        except InputError as error:
+            raise RepositoryError(str(error)) from None
 
     def check(self) -> None:
         """Raise RepositoryError for a setting that is wrong, or that no server can run."""

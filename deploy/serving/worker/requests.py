@@ -116,7 +116,8 @@ class RequestParser:
         """
         model = self._model
         settings, truncate = self._settings(request.parameters)
-        options = model.settings.options_for(1, settings)
+        limited = model.text.answer_settings(settings) if MESSAGES in request.inputs else settings
+        options = model.settings.options_for(1, limited)
         if options.num_beams > self._max_rows:
             raise InputError(
                 f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
@@ -142,11 +143,14 @@ class RequestParser:
             try:
                 if name in TEXTS:
                     text = _text(value, model.manifest.sizes.max_source)
-                    given = TEXTS[name](text)
-                    tokens, cut = model.text.encode(given, truncate=truncate, **settings)
+                    given, own = TEXTS[name](text), settings
+                    if name == MESSAGES:
+                        tokens, cut, own = model.text.encode_conversation(given, settings, truncate=truncate)
+                    else:
+                        tokens, cut = model.text.encode(given, truncate=truncate, **settings)
                     side = model.text.cut_side(given, truncate) if cut else None
                     result = InputResult(row, cut=cut, cut_side=side)
-                    opened = OpenInput(result, [self._sample(tokens, settings, request, row)])
+                    opened = OpenInput(result, [self._sample(tokens, own, request, row)])
                 elif name == INPUT_IDS:
                     ids = value[: lengths[row]].tolist()
                     model.text.check_ids(ids)

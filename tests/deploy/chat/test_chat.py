@@ -131,6 +131,20 @@ def test_requests_hold_messages(runner: Runner, without: Runner) -> None:
     assert refusal.client_error and "has no chat template" in refusal.message
 
 
+def test_an_answer_without_a_limit_fits_behind_a_long_conversation(runner: Runner) -> None:
+    """It has half of the positions at most, and no more than the conversation leaves."""
+    positions = runner.manifest.sizes.max_target
+    long = next(CONVERSATIONS[0] * n for n in range(1, 20) if len(runner.encode(CONVERSATIONS[0] * n)[0]) > 200)
+    left = positions - len(runner.encode(long)[0])
+    least = {"min_new_tokens": left}  # no end token before; it is more than the 20 of model.generate
+    log = run(runner, [messages_request(1, json.dumps(long), json.dumps(CONVERSATIONS[0]), **least)])
+    first, second = log.outputs(1)
+    assert first.texts == [runner.chat(long, max_new_tokens=left, **least)]
+    assert second.texts == [runner.chat(CONVERSATIONS[0], max_new_tokens=positions // 2, **least)]
+    (refusal,) = run(runner, [messages_request(1, json.dumps(long), max_new_tokens=left + 1)]).refusals().values()
+    assert f": {left} or less" in refusal.message
+
+
 def test_the_sample_request_of_a_server_holds_messages(runner: Runner) -> None:
     command = request_command(runner.manifest, "chat", "http://127.0.0.1:8000", stream=False, text="it's here")
     body = json.loads(shlex.split(command)[-1])

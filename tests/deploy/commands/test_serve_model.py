@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +51,52 @@ def test_a_port_in_use_is_named() -> None:
     assert f"127.0.0.1:{port} cannot be listened on (Address already in use)" in done.stderr
 
 
-def test_a_signal_lets_a_running_request_end(bundles: BundleCache, tmp_path: Path) -> None:
-    folder = bundles("dedup", tokenizer=True)
+def test_fewer_rows_than_the_beams_of_the_checkpoint_are_refused(bundles: BundleCache) -> None:
+    """Every request without num_beams would be refused."""
+    folder = bundles("dedup", generation={"num_beams": 6})
+    done = CliRunner().invoke(app, [f"m={folder}", "--port", "0", "--max-rows", "5"])
+    expected = "error: --max-rows 5 is less than the 6 beams that the checkpoint searches with; pass 6 or more\n"
+    assert (done.exit_code, done.stderr) == (1, expected)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of the model m in a process of its own, and its address."""
     command = [sys.executable, "-m", "tightbeam.deploy.commands.serve_model", f"m={folder}", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        ready = server.stderr.readline()
-        match = re.match(r"Ready: (http://127\.0\.0\.1:\d+) serves m; Ctrl-C ends it\.", ready)
-        assert match, ready
+        try:
+            assert server.stderr is not None
+            ready = server.stderr.readline()
+            match = re.match(r"Ready: (http://127\.0\.0\.1:\d+) serves m; Ctrl-C ends it\.", ready)
+            assert match, ready
+            yield server, match[1]
+        finally:
+            server.kill()
+
+
+def test_a_second_signal_ends_at_once(bundles: BundleCache) -> None:
+    """A request whose body never ends gets an error, and further signals do not interrupt the end."""
+    with served(bundles("dedup", tokenizer=True)) as (server, url):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as raw:
+            raw.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\nExpect: 100-continue\r\n\r\n{")
+            assert b" 100 " in raw.recv(1000)  # it waits for the body
+            server.send_signal(signal.SIGINT)
+            with pytest.raises(httpx.TransportError):  # it takes no new request, and waits for this one
+                while True:
+                    httpx.get(f"{url}/health/live")
+            for _ in range(3):
+                server.send_signal(signal.SIGTERM)
+                time.sleep(0.01)
+            answer = raw.recv(1000)
+        assert b" 503 " in answer and b"the server ends; send the request again later" in answer
+        assert server.wait(60) == 0 and server.stderr is not None and server.stderr.read() == "stopped\n"
+
+
+def test_a_signal_lets_a_running_request_end(bundles: BundleCache) -> None:
+    folder = bundles("dedup", tokenizer=True)
+    with served(folder) as (server, url):
         with httpx.stream(
-            "POST", f"{match[1]}/generate", json={"TEXT": "a town", "stream": True, **SETTINGS}, timeout=60
+            "POST", f"{url}/generate", json={"TEXT": "a town", "stream": True, **SETTINGS}, timeout=60
         ) as stream:
             lines = stream.iter_lines()
             next(lines)

@@ -124,6 +124,14 @@ def test_an_answer_is_that_of_a_runner_and_streams(client: OpenAI, runners: dict
     assert chunks[-1].usage == whole.usage and chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_an_answer_without_a_limit_fits_behind_a_long_conversation(client: OpenAI, runners: dict[str, Runner]) -> None:
+    runner = runners["chat"]
+    long = next(MESSAGES * n for n in range(1, 80) if len(runner.encode(MESSAGES * n)[0]) > 200)
+    left = runner.manifest.sizes.max_target - len(runner.encode(long)[0])
+    answer = client.chat.completions.create(model="chat", messages=long, temperature=0)
+    assert answer.choices[0].message.content == runner.chat(long, max_new_tokens=left, num_beams=1)
+
+
 def test_an_answer_ends_before_its_stop_string(client: OpenAI) -> None:
     how: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
     text = client.chat.completions.create(**how).choices[0].message.content or ""

@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.chat.messages import answer_tokens
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
 from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
@@ -114,8 +113,6 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
         settings = asked.settings((asked.top_logprobs or 0) if asked.logprobs else None)
         if asked.max_completion_tokens is not None:
             settings["max_new_tokens"] = asked.max_completion_tokens
-        if not {"max_new_tokens", "max_length"} & (settings.keys() | model.manifest.generation.keys()):
-            settings["max_new_tokens"] = answer_tokens(model.manifest.sizes.max_target)
         inputs = {MESSAGES: texts([json.dumps(asked.messages)])}
         created = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": now(), "model": model.name}
         if asked.stream:
