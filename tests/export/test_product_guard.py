@@ -311,7 +311,7 @@ def test_what_no_runner_would_load_is_refused_before_it_is_compared(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("limit", "refused"), [(0.2, True), (0.25, False)])
+@pytest.mark.parametrize(("limit", "refused"), [(0.2, True), pytest.param(0.25, False, marks=pytest.mark.slow)])
 def test_too_many_differing_sequences_leave_no_bundle(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, refused: bool
 ) -> None:

@@ -54,14 +54,19 @@ def test_attention_cases(index: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("index", SEARCH, ids=[IDS[index] for index in SEARCH])
 def test_search_cases(index: int, dtype: str) -> None:
-    """Each case runs in all orders of threads, with scalars on the host and on the device, copied and in place."""
+    """Each case runs in two orders of threads, with scalars on the host and on the device, copied and in place.
+
+    Together, the cases go through all orders.
+    """
     name, case = CASES[index]
     case = rounded(case, dtype)
+    first = index + list(FLOATS).index(dtype)
+    orders = [ORDERS[(first + step) % len(ORDERS)] for step in (0, 2)]
     for in_place in (False, True)[: 2 if name == "NGramBlock" else 1]:
-        for order in ORDERS:
+        for order in orders:
             found = run_on_host(name, case, dtype, order=order, in_place=in_place, scalars_on_host=True)
             check_result(name, case, dtype, found)
-        check_result(name, case, dtype, run_on_host(name, case, dtype, order=ORDERS[-1], in_place=in_place))
+        check_result(name, case, dtype, run_on_host(name, case, dtype, order=orders[0], in_place=in_place))
 
 
 @pytest.mark.parametrize("index", range(3))

@@ -38,8 +38,9 @@ def test_beam_top_k_breaks_ties_by_beam_and_token(dtype: str, penalty: float) ->
         1, B=2, M=3, vocabulary=9001, C=40, T=50, P=3, n=1, levels=2, normalize=False, penalty=penalty
     )
     case = rounded(case, dtype)
-    for order in ORDERS:
-        assert_exact(run_top_k(case, dtype, order), case)
+    first = list(FLOATS).index(dtype) + int(2 * penalty)
+    for step in (0, 2):
+        assert_exact(run_top_k(case, dtype, ORDERS[(first + step) % len(ORDERS)]), case)
 
 
 def test_beam_top_k_treats_signed_zeros_as_equal() -> None:

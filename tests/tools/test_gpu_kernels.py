@@ -120,6 +120,7 @@ def test_a_mask_or_a_trie_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPa
     assert wrong == {"SourceAttention", "LatentAttention", "BeamTopK"}
 
 
+@pytest.mark.slow
 def test_a_failure_is_a_row_and_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(right: Any, operator: Any, inputs: Any, outputs: Any) -> Any:
         if operator.work.operator == "LatentAttention":

@@ -101,6 +101,7 @@ def test_a_variant_that_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.
     ]
 
 
+@pytest.mark.slow
 def test_tests_that_hang_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tests, "SECONDS", 3)
     hangs, warns, skips = (tmp_path / f"test_{name}.py" for name in ("hangs", "warns", "skips"))

@@ -177,6 +177,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return partial(caller(monkeypatch, capsys), entry=main)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_beside_transformers(
     checkpoints: CheckpointCache, texts: Path, tmp_path: Path, command: Command
 ) -> None:

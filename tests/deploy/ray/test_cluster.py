@@ -74,6 +74,7 @@ def check(found: list[dict[str, Any]], alone: list[list[int]]) -> None:
             assert record["key"] == (index if record["file"] == "inside/b.jsonl" else None)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_and_doubles_nothing(
     cluster: RayCluster, data: Path, alone: list[list[int]], tmp_path: Path
 ) -> None:
