@@ -675,7 +675,7 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, contents of such files, or samples in -1..1 at the model's rate.
+            Names of sound or video files, contents of such files, or samples in -1..1 at the model's rate.
         batch_size : int
             The most windows that run together.
         **settings
@@ -737,7 +737,7 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of WAV, FLAC, OGG or MP3 files, contents of such files, or samples in -1..1 at the model's rate,
+            Names of sound or video files, contents of such files, or samples in -1..1 at the model's rate,
             ``log_mel.sampling_rate_hz``.
         batch_size : int
             The most windows that run together.

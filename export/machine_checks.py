@@ -44,9 +44,9 @@ def check_machine(files: CheckpointFiles, options: ExportOptions, target: Path, 
     """
     if options.check and files.family.is_speech:
         _check_package(
-            "soundfile",
+            "av",
             "comparing a speech model",
-            "soundfile; pip install 'tightbeam[audio]', or export with --no-check",
+            "av; pip install 'tightbeam[audio]', or export with --no-check",
         )
     if (options.check or measures) and files.family.reads_images:
         _check_package("PIL", "drawing pages to measure with", "pillow; pip install 'tightbeam[image]'")

@@ -18,7 +18,7 @@ SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 BUILD_ONLY = ("torch", "transformers", "onnx", "onnx_graphsurgeon", "onnx_ir", "onnxscript", "safetensors")
 """Packages that a serving machine does not have."""
 OPTIONAL = (
-    *("scipy", "soundfile", "tensorrt", "tensorrt_rtx", "cuda", "tritonclient", "triton_python_backend_utils"),
+    *("av", "scipy", "soundfile", "tensorrt", "tensorrt_rtx", "cuda", "tritonclient", "triton_python_backend_utils"),
     *("ray", "pyarrow", "pandas"),
 )
 """Packages of extras, and Triton's own."""

@@ -40,7 +40,7 @@ def serve_local(
     ] = None,
     audio: Annotated[
         Path | None,
-        typer.Option(help="Audio file in the requests that are printed for speech models: WAV, FLAC, OGG or MP3."),
+        typer.Option(help="Sound or video file in the requests that are printed for speech models."),
     ] = None,
     server: Annotated[
         Path | None,

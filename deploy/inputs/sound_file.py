@@ -1,87 +1,185 @@
-"""An audio file that libsndfile reads once, from its beginning to its end."""
+"""Sound and video files as samples, read by FFmpeg through PyAV from their beginning to their end.
+
+Files may be hostile. FFmpeg gets a file without a name, so that it opens no other; only the formats and codecs that are
+listed here are read; and what a file may make it read, repeat and allocate is bounded.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.containers import lacks_last_page, open_ended
+from tightbeam.deploy.errors import InputError, first_line
+from tightbeam.deploy.inputs.raw_sound import OPEN_ENDED_BYTES
 
-__all__ = ["INSTALL", "SoundFile"]
+if TYPE_CHECKING:
+    from av import AudioFrame, AudioStream, Packet
+    from av.container import InputContainer
+
+__all__ = ["Channels", "SoundFile", "UnreadableError", "at_rate"]
 
 Channels = npt.NDArray[np.float32]
+"""Samples float32 [n, channels] in -1..1."""
+Samples = npt.NDArray[np.float32]
+
 INSTALL = "pip install 'tightbeam[audio]'"
-UNKNOWN_FRAMES = (1 << 63) - 1
-"""Length that a streamed FLAC file states."""
-TRUSTED = ("WAV", "WAVEX", "FLAC", "OGG")
-"""Formats whose stated length is right; an MP3 file may state a wrong one."""
+FORMATS = (
+    "3g2 3gp aac ac3 aiff amr amrnb amrwb ape asf au avi avr caf dsf dss dts dtshd eac3 flac flv gsm iff ilbc ircam "
+    "loas m4a matroska mj2 mlp mov mp3 mp4 mpc mpc8 mpeg mpegts mxf nistsphere ogg oma paf pvf qcp rm sox tak "
+    "truehd tta voc w64 wav webm wtv wv xwma"
+)
+"""Formats that are read, by FFmpeg's names. None of them is a playlist or refers to other files."""
+CODECS = (
+    "8svx_exp 8svx_fib aac aac_latm ac3 adpcm_ima_qt adpcm_ima_wav adpcm_ms adpcm_sbpro_2 adpcm_sbpro_3 "
+    "adpcm_sbpro_4 adpcm_swf adpcm_yamaha alac amrnb amrwb ape atrac1 atrac3 atrac3plus cook dca dsd_lsbf "
+    "dsd_lsbf_planar dsd_msbf dsd_msbf_planar dss_sp dvaudio eac3 evrc flac g722 g723_1 g726 g726le g729 gsm gsm_ms "
+    "ilbc libopus mace3 mace6 mlp mp1 mp1float mp2 mp2float mp3 mp3float mpc7 mpc8 nellymoser opus pcm_alaw "
+    "pcm_bluray pcm_dvd pcm_f32be pcm_f32le pcm_f64be pcm_f64le pcm_mulaw pcm_s16be pcm_s16be_planar pcm_s16le "
+    "pcm_s16le_planar pcm_s24be pcm_s24le pcm_s24le_planar pcm_s32be pcm_s32le pcm_s32le_planar pcm_s64be pcm_s64le "
+    "pcm_s8 pcm_s8_planar pcm_u16be pcm_u16le pcm_u24be pcm_u24le pcm_u32be pcm_u32le pcm_u8 qcelp qdm2 qdmc ralf "
+    "real_144 real_288 sipr speex tak truehd truespeech tta vorbis wavpack wmalossless wmapro wmav1 wmav2 wmavoice"
+)
+"""Codecs that are read, by FFmpeg's names; none of them is for video."""
+ESTIMATED = ("aac", "ac3", "amr", "amrnb", "amrwb", "dts", "eac3", "loas", "mpeg", "mpegts", "truehd")
+"""Formats that state no length: FFmpeg estimates it by the bitrate."""
+MOST_STREAMS, MOST_STREAMS_LIMITED = 1000, 16
+"""Streams of a file, and of one whose length is limited."""
+MOST_BYTES, MOST_BYTES_LIMITED = 512 << 20, 16 << 20
+"""Bytes that FFmpeg may allocate at once, and for a file whose length is limited: a header of a few bytes may state an
+index of any length."""
+READ_TIMES, READ_MORE = 16, 64 << 20
+"""Bytes read of a file, as times of its length and more: it is read once, but for its index and what is seen at places
+that are passed over."""
+IDLE_PACKETS, PACKET_SAMPLES = 5000, 8
+"""Packets that give no sound, and the fewest samples that a packet gives otherwise."""
+PACKET_BYTES = 1 << 20
+"""Bytes of WAV samples that are read together."""
+BLOCK, BLOCK_CHANNELS = 1 << 18, 8
+"""Samples of each channel that are yielded together from a file of up to ``BLOCK_CHANNELS`` channels."""
 LEAST_MISSING_S = 0.25
-"""Seconds by which an MP3 file must be shorter than it states: some encoders count their delay."""
+"""Seconds by which a file must be shorter than it states: some encoders count their delay."""
+OGG_PAGE_BYTES, LAST_PAGE = 65_307, 4
+"""Bytes of the longest page of an OGG file, and the flag of the last one."""
+FILTER = 64
+"""Taps of the resampling filter at the lower rate: 0.03 dB are lost at 0.9 of the highest frequency that both rates
+have, and 94 dB at 1.1 of it."""
 
 
-def _forward(source: object) -> Any:
-    """Open a file and report it as not seekable: libsndfile loses its position in streamed FLAC."""
+class UnreadableError(ValueError):
+    """The reason why a file has no sound that can be read, without the file's name."""
+
+
+def _av() -> Any:
+    """Import PyAV. Raises InputError without it."""
     try:
-        import soundfile
-    except (ImportError, OSError):  # OSError: without its C library
-        raise InputError(f"reading audio needs the package soundfile, which is not installed; {INSTALL}") from None
+        import av
+    except (ImportError, OSError):  # OSError: without its C libraries
+        raise InputError(f"reading audio needs the package av, which is not installed; {INSTALL}") from None
+    return av
 
-    class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no types
-        def seekable(self) -> bool:
-            return False
 
-    return ForwardFile(source)
+class _Content:
+    """A file object without a name, of which a bounded number of bytes is read.
+
+    Attributes
+    ----------
+    length : int
+        Bytes of the file.
+    fault : Exception or None
+        Why reading ended before the end.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.length = file, file.seek(0, os.SEEK_END)
+        self._left = READ_TIMES * self.length + READ_MORE
+        self.fault: Exception | None = None
+        file.seek(0)
+
+    def read(self, size: int) -> bytes:
+        try:
+            found = self._file.read(size)
+        except (OSError, ValueError) as error:  # PyAV prints an error of its caller, if FFmpeg goes on after it
+            self.fault, found = error, b""
+        self._left -= len(found)
+        if self._left < 0:
+            self.fault, found = UnreadableError("its parts are to be read over and over"), b""
+        return found
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def breaks_off(self, kind: str) -> bool:
+        """True for a WAV file that is shorter than it states, or an OGG file without a last page: FFmpeg takes their
+        length from what there is."""
+        if kind == "wav":
+            self._file.seek(4)
+            return self.length + 1 < 8 + int.from_bytes(self._file.read(4), "little") < OPEN_ENDED_BYTES
+        self._file.seek(max(0, self.length - OGG_PAGE_BYTES))
+        tail = self._file.read()
+        page = tail[max(0, tail.rfind(b"OggS")) :]
+        return kind == "ogg" and not (len(page) > 5 and page[5] & LAST_PAGE)
 
 
 class SoundFile:
-    """An audio file that is read once; leaving the context closes it.
+    """A sound or video file whose sound is read once; leaving the context closes it.
 
     Parameters
     ----------
     source : str or bytes
         Name or content of the file.
+    is_limited : bool
+        The length of the sound is limited: the file may be a stranger's.
 
     Attributes
     ----------
-    rate_hz : int
-        Samples a second.
-    channels : int
-        The number of channels.
+    rate_hz, channels : int
+        Samples a second, and channels, as the header states them.
     stated_s : float
         Seconds of sound that the header states; 0 if it states no length, or may be wrong.
+    notes : list of str
+        What a user should know of the file, once it is read.
 
     Raises
     ------
     InputError
-        The package soundfile is missing.
-    OSError, RuntimeError
-        The file cannot be opened, or is not audio.
+        The package is missing.
+    OSError, UnreadableError
+        The file cannot be opened, or has no sound that can be read.
     """
 
-    def __init__(self, source: str | bytes) -> None:
+    def __init__(self, source: str | bytes, *, is_limited: bool = False) -> None:
+        self._av = av = _av()
+        self.notes: list[str] = []
+        self._most_bytes = MOST_BYTES_LIMITED if is_limited else MOST_BYTES
+        with suppress(AttributeError):  # a system on which it is not found among the libraries that PyAV has loaded
+            ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(self._most_bytes))
+        options = {"format_whitelist": FORMATS.replace(" ", ","), "codec_whitelist": CODECS.replace(" ", ",")}
+        options |= {"protocol_whitelist": "none", "max_size": str(PACKET_BYTES)}
+        options["max_streams"] = str(MOST_STREAMS_LIMITED if is_limited else MOST_STREAMS)
         with ExitStack() as files:
-            self._content: BinaryIO = (
-                io.BytesIO(source) if isinstance(source, bytes) else files.enter_context(open(source, "rb"))
-            )
-            self._ended = open_ended(self._content)
-            self._content.seek(0)
-            opened: object = self._ended or self._content
-            if isinstance(source, str) and self._ended is None:
-                opened = source if sys.platform == "win32" else os.fsencode(source)  # a name may not be UTF-8
-            self._file = files.enter_context(_forward(opened))
+            file = io.BytesIO(source) if isinstance(source, bytes) else files.enter_context(open(source, "rb"))
+            self._content = _Content(file)
+            try:
+                opened = av.open(self._content, "r", container_options=options, metadata_errors="replace")
+            except av.FFmpegError as error:
+                raise self._fault(error) from None
+            self._container: InputContainer = files.enter_context(opened)
+            self._stream = self._choose()
             self._files = files.pop_all()
-        self._done, self._is_broken = 0, False
-        self.rate_hz, self.channels = int(self._file.samplerate), int(self._file.channels)
-        is_stated = self._file.format in TRUSTED and self._file.frames != UNKNOWN_FRAMES
-        self.stated_s = self._file.frames / self.rate_hz if is_stated else 0.0
+        context = self._stream.codec_context
+        context.thread_count, context.thread_type = 1, "NONE"
+        self.rate_hz, self.channels = int(context.sample_rate), int(context.channels)
+        self.stated_s = self._stated_s()
 
     def __enter__(self) -> SoundFile:
         return self
@@ -89,37 +187,184 @@ class SoundFile:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def blocks(self, length: int) -> Iterator[Channels]:
-        """Yield blocks float32 [n, channels] of up to ``length`` samples of each channel.
+    def blocks(self) -> Iterator[tuple[int, Channels]]:
+        """Yield blocks float32 [n, channels] with their samples a second; both may change. Raises UnreadableError.
 
-        Raises RuntimeError if the content is broken. An MP3 file that does not count its frames may hold something
-        else behind them.
+        What cannot be decoded is left out, and noted.
         """
-        while not self._is_broken:
-            block = np.empty((length, self.channels), np.float32)
-            if self._ended is not None:
-                block.fill(np.nan)  # stays in the samples that are not read before an error
-            try:
-                block = self._file.read(out=block)
-            except RuntimeError:
-                if self._ended is None:
-                    raise
-                block, self._is_broken = block[: np.isfinite(block[:, 0]).sum()], True
-                if not self._done + len(block):
-                    raise
-            if not len(block):
-                return
-            self._done += len(block)
-            yield block
+        graph, format_of_graph, rate_hz = None, None, 0
+        try:
+            for frame in self._frames():
+                found = int(frame.sample_rate), frame.format.name, frame.layout.name
+                if found != format_of_graph:
+                    if graph is not None:
+                        yield from ((rate_hz, block) for block in graph.run(None))
+                    channels = frame.layout.nb_channels
+                    graph = _Graph(*found, block=max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels)))
+                    format_of_graph, rate_hz = found, found[0]
+                assert graph is not None
+                yield from ((rate_hz, block) for block in graph.run(frame))
+            if graph is not None:
+                yield from ((rate_hz, block) for block in graph.run(None))
+        except self._av.FFmpegError as error:  # of a format that is not converted
+            raise self._fault(error) from None
 
-    def missing(self) -> str:
-        """Return what is missing at the end of a file that was read; empty if nothing is known to be missing."""
-        done_s = self._done / self.rate_hz
-        if self._is_broken:
-            return f"it holds no sound that can be read behind {done_s:.1f} s"
-        if self._file.format == "OGG" and lacks_last_page(self._content):
-            return f"its end is missing: the file breaks off after {done_s:.1f} s"
-        stated_s = self._file.frames / self.rate_hz
-        if self._file.format == "MP3" and self._ended is None and done_s < stated_s - LEAST_MISSING_S:
-            return f"its end is missing: the file has {done_s:.1f} s of {stated_s:.1f} s"
-        return ""
+    def _frames(self) -> Iterator[AudioFrame]:
+        """Yield the frames of the sound, and set the notes. Raises UnreadableError."""
+        packets = samples = broken = 0
+        kind, is_cut, done_s = self._container.format.name, False, 0.0
+        for packet in self._packets():
+            packets += 1
+            is_cut |= packet is None or (packet.is_corrupt and kind != "wav")
+            try:
+                frames = [] if packet is None else packet.decode()
+            except self._av.FFmpegError as error:
+                if isinstance(error, MemoryError):
+                    raise self._fault(error) from None
+                broken += 1
+                continue
+            for frame in frames:
+                samples += frame.samples
+                done_s += frame.samples / frame.sample_rate
+                yield frame
+            if packets > IDLE_PACKETS + samples // PACKET_SAMPLES:
+                raise UnreadableError(f"it has {packets:,} packets with {samples:,} samples")
+        if self._content.fault is not None:
+            raise self._fault(self._content.fault)
+        if not samples and broken:
+            raise UnreadableError("it has no sound that can be decoded")
+        if done_s < self.stated_s - LEAST_MISSING_S:
+            self.notes.append(f"sound is missing: the file has {done_s:.1f} s of {self.stated_s:.1f} s")
+        elif is_cut or self._content.breaks_off(kind):
+            self.notes.append(f"its end is missing: the file breaks off after {done_s:.1f} s")
+        elif broken:
+            self.notes.append(f"{broken} of its {packets} packets cannot be decoded, and are left out")
+
+    def _packets(self) -> Iterator[Packet[AudioStream] | None]:
+        """Yield the packets of the sound; None behind them if FFmpeg cannot read what follows."""
+        try:
+            yield from self._container.demux(self._stream)
+        except self._av.FFmpegError as error:
+            if isinstance(error, MemoryError):
+                raise self._fault(error) from None
+            yield None
+
+    def _choose(self) -> AudioStream:
+        """Return the stream of sound that is read, and pass over the others. Raises UnreadableError."""
+        streams = self._container.streams
+        best = streams.best("audio")
+        chosen = next((stream for stream in streams.audio if stream is best), None)
+        if chosen is None:
+            raise UnreadableError("it has video and no sound" if streams.video else "it has no sound")
+        codec = chosen.codec_context
+        if codec is None or codec.name not in CODECS.split():
+            raise UnreadableError(f"its sound has the codec {'of no known name' if codec is None else codec.name}")
+        for stream in streams:
+            if stream is not chosen:
+                stream.discard = self._av.stream.Discard.all
+        if (count := len(streams.audio)) > 1:
+            self.notes.append(f"it has {count} streams of sound; number {streams.audio.index(chosen) + 1} is read")
+        return chosen
+
+    def _stated_s(self) -> float:
+        """Return the seconds of sound that the header states; 0 if FFmpeg has estimated them by the bitrate."""
+        name, stream = self._container.format.name, self._stream
+        stated_s = float(stream.duration * (stream.time_base or 0)) if stream.duration else 0.0
+        if not stated_s and len(self._container.streams) == 1:
+            stated_s = (self._container.duration or 0) / 1e6
+        bit_rate = stream.codec_context.bit_rate or 0
+        is_estimated = 0 < stated_s * bit_rate <= 8 * self._content.length and name in ("mp3", "matroska,webm")
+        return 0.0 if is_estimated or name in ESTIMATED else stated_s
+
+    def _fault(self, error: Exception) -> UnreadableError:
+        """Return the reason why a file cannot be read."""
+        error = self._content.fault or error
+        if isinstance(error, MemoryError):
+            return UnreadableError(f"FFmpeg needs more than {self._most_bytes >> 20} MiB at once for it")
+        if isinstance(error, self._av.InvalidDataError | self._av.ArgumentError):
+            return UnreadableError("its format is not one that is read, or its header is broken")
+        if isinstance(error, EOFError):
+            return UnreadableError("it breaks off before its sound")
+        return UnreadableError(getattr(error, "strerror", None) or first_line(error))
+
+
+class _Graph:
+    """FFmpeg's conversion of frames of one format to blocks float32 [n, channels].
+
+    Parameters
+    ----------
+    rate_hz, kind, layout
+        Samples a second, format of a sample and layout of the channels, by FFmpeg's names.
+    to_hz : int, optional
+        Samples a second of the blocks.
+    block : int
+        Samples of each channel in a block, but for the last; 0 for as many as there are.
+    """
+
+    def __init__(self, rate_hz: int, kind: str, layout: str, *, to_hz: int | None = None, block: int = 0) -> None:
+        self._av = _av()
+        self._graph = graph = self._av.filter.Graph()
+        graph.threads = 1
+        nodes = [graph.add_abuffer(sample_rate=rate_hz, format=kind, layout=layout)]
+        if to_hz is not None:
+            nodes.append(graph.add("aresample", f"{to_hz}:filter_size={FILTER}"))
+        nodes += [graph.add("aformat", "sample_fmts=flt"), graph.add("abuffersink")]
+        graph.link_nodes(*nodes)
+        graph.configure()
+        if block:
+            graph.set_audio_frame_size(block)
+
+    def run(self, frame: AudioFrame | None) -> Iterator[Channels]:
+        """Yield the blocks that are whole with a frame; with None the rest."""
+        self._graph.push(frame)
+        with suppress(self._av.BlockingIOError, self._av.EOFError):
+            while True:
+                found = self._graph.pull()
+                yield found.to_ndarray().reshape(found.samples, -1)
+
+
+class _Resampler:
+    """Conversion of one channel's samples to another rate, whose blocks together are the whole, resampled."""
+
+    def __init__(self, found_hz: int, rate_hz: int) -> None:
+        self._av, self.found_hz, self._rate_hz = _av(), found_hz, rate_hz
+        self._graph = _Graph(found_hz, "flt", "mono", to_hz=rate_hz)
+        self._due = self._done = 0  # samples before, and after it
+
+    def run(self, samples: Samples) -> Iterator[Samples]:
+        """Yield what is whole with these samples."""
+        self._due += len(samples)
+        for found in self._run(samples):
+            self._done += len(found)
+            yield found
+
+    def end(self) -> Iterator[Samples]:
+        """Yield the rest. Silence behind it fills the filter, which gives nothing of less sound than it is long."""
+        left = -(-self._due * self._rate_hz // self.found_hz) - self._done
+        silence = np.zeros(2 * FILTER * (1 + self.found_hz // self._rate_hz), np.float32)
+        for found in (*self._run(silence), *self._graph.run(None)):
+            if left > 0:
+                yield found.ravel()[:left]
+            left -= len(found)
+
+    def _run(self, samples: Samples) -> Iterator[Samples]:
+        frame = self._av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None]), "flt", "mono")
+        frame.sample_rate = self.found_hz
+        for found in self._graph.run(frame):
+            yield found.ravel()
+
+
+def at_rate(blocks: Iterable[tuple[int, Samples]], rate_hz: int) -> Iterator[Samples]:
+    """Resample blocks of one channel that are at another rate; each has its samples a second, which may change."""
+    resampler: _Resampler | None = None
+    for found_hz, samples in blocks:
+        if resampler is not None and resampler.found_hz != found_hz:
+            yield from resampler.end()
+            resampler = None
+        if found_hz == rate_hz:
+            yield samples
+            continue
+        resampler = resampler or _Resampler(found_hz, rate_hz)
+        yield from resampler.run(samples)
+    if resampler is not None:
+        yield from resampler.end()

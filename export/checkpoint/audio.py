@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,11 +100,11 @@ class SpeechSamples:
 
     def inputs(self, folder: Path) -> tuple[str, ...]:
         """Inputs of JSON lines for ``run-model``: paths of audio files, written into ``folder``."""
-        import soundfile  # that it can be imported was checked before the export began
-
         paths = [folder / f"{index}.wav" for index in range(len(self.rows))]
         for path, row in zip(paths, self.rows, strict=True):
-            soundfile.write(path, row, self.rate_hz)
+            with wave.open(str(path), "wb") as file:
+                file.setparams((1, 2, self.rate_hz, 0, "NONE", ""))
+                file.writeframes(row.astype("<i2").tobytes())
         return tuple(str(path) for path in paths)
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
@@ -170,8 +171,8 @@ def _voices(counts: list[int], rate_hz: int) -> tuple[npt.NDArray[np.int16], ...
         phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
         voice = sum(np.sin(k * phase) * generator.uniform(0.2, 1) / k for k in range(1, 20))
         loud = np.maximum(0, np.sin(2 * np.pi * generator.uniform(1, 5) * time_s + generator.uniform(0, 6)))
-        wave = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
-        rows.append(np.clip(np.round(wave * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
+        made = 0.2 * voice * loud + 0.005 * generator.standard_normal(len(time_s))
+        rows.append(np.clip(np.round(made * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16))
     return tuple(rows)
 
 

@@ -49,7 +49,7 @@ def test_bytes_on_the_disk(options: dict[str, Any], by_weight: int) -> None:
 @pytest.mark.parametrize(
     ("family", "module", "options"),
     [
-        ("whisper", "soundfile", {}),
+        ("whisper", "av", {}),
         ("pix2struct", "PIL", {}),
         ("pix2struct", "PIL", {"precision": "int8", "check": False}),
     ],

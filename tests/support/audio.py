@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -27,3 +28,33 @@ def window_recordings(second_s: float = 0.6) -> list[Array]:
         np.concatenate([noise, chirp(0.4)]),
         np.concatenate([silence, silence, chirp(1.34, high_hz=700)]),
     ]
+
+
+def encoded(*waves: Array, kind: str, codec: str, rate_hz: int = RATE_HZ, video: bool = False, **options: str) -> bytes:
+    """A file that PyAV writes, with a stream of sound for each of ``waves`` [n] or [channels, n], and maybe a picture.
+
+    ``kind`` and ``codec`` are FFmpeg's names, ``options`` those of the format.
+    """
+    import av
+
+    data = io.BytesIO()
+    with av.open(data, "w", format=kind, options=options) as file:
+        pictures = file.add_stream("mpeg4", rate=5) if video else None
+        streams = []
+        for wave in waves:
+            streams.append(stream := file.add_stream(codec, rate=rate_hz))
+            channels = 1 if wave.ndim == 1 else len(wave)
+            stream.layout = ["mono", "stereo"][channels - 1] if channels < 3 else f"{channels}c"
+            stream.bit_rate = 128_000
+        if pictures is not None:
+            pictures.width, pictures.height, pictures.pix_fmt = 32, 32, "yuv420p"
+            for _ in range(5):
+                file.mux(pictures.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")))
+            file.mux(pictures.encode(None))
+        for stream, wave in zip(streams, waves, strict=True):
+            packed = np.ascontiguousarray(np.atleast_2d(wave).T).reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(packed, "flt", stream.layout)
+            frame.sample_rate, frame.pts = rate_hz, 0
+            file.mux(stream.encode(frame) if packed.size else [])
+            file.mux(stream.encode(None))
+    return data.getvalue()

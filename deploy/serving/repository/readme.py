@@ -58,7 +58,7 @@ def _inputs(manifest: Manifest) -> str:
     """A sentence on the inputs of a request."""
     if manifest.speech is not None:
         return (
-            "`AUDIO_FILE` holds the bytes of an audio file (WAV, FLAC, OGG, MP3), or their base64 in JSON; `AUDIO`, in "
+            "`AUDIO_FILE` holds the bytes of a sound or video file, or their base64 in JSON; `AUDIO`, in "
             "its place,\nsamples of one channel in -1..1, at the model's rate."
         )
     if manifest.image is not None:

@@ -115,7 +115,7 @@ def test_several_audio_files(whisper: Path, call: Command, tmp_path: Path) -> No
     counts = [row[3:].tolist() for found in windows for row in found.sequences]
     assert int(match["tokens"]) == sum(next((i + 1 for i, t in enumerate(r) if t in ends), len(r)) for r in counts)
     missing = call(whisper, tmp_path / "none.wav").failed(
-        f"error: there is no file {tmp_path}/none.wav; expected a WAV"
+        f"error: there is no file {tmp_path}/none.wav; expected a sound or video file"
     )
     assert len(missing.messages) == 2
 

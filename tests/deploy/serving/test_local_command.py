@@ -327,7 +327,7 @@ def test_options_that_no_model_takes(refused: Refused, made: dict[str, Path], tm
         assert "--text 'a town' is for models that take text" in refused(repository, "--text", "a town")
     assert "--audio a.wav is for speech models" in refused(tmp_path / "ids", "--audio", "a.wav")
     absent = tmp_path / "a.wav"
-    assert f"there is no file {absent}; expected a WAV, FLAC, OGG or MP3 file" in refused(
+    assert f"there is no file {absent}; expected a sound or video file, such as WAV" in refused(
         tmp_path / "speech", "--audio", absent
     )
 

@@ -242,7 +242,7 @@ def test_recordings(world: SimpleNamespace) -> None:
         for send in (http, grpc):
             sending.append(send("speech", {"AUDIO": padded, "LENGTHS": lengths}, names))
             sending.append(send("speech", {"AUDIO_FILE": texts(data.getvalue())}, names))
-            sending.append(send("speech", {"AUDIO_FILE": texts(data.getvalue()[:-999] + bytes(999))}, names))
+            sending.append(send("speech", {"AUDIO_FILE": texts(bytes(999))}, names))
         return list(await asyncio.gather(*sending))
 
     for at, response in enumerate(served.run(world.server, send_all)):

@@ -228,7 +228,6 @@ def test_an_audio_file_is_transcribed(bundles: BundleCache, tmp_path: Path) -> N
 
 
 def test_other_rates_are_resampled(tmp_path: Path) -> None:
-    pytest.importorskip("scipy")
     expected = chirp(1.0, high_hz=3000)
     for rate_hz in (8000, 22050, 44100, 48000):
         soundfile.write(tmp_path / "r.wav", chirp(1.0, rate_hz, high_hz=3000), rate_hz, subtype="FLOAT")
@@ -247,29 +246,24 @@ def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     soundfile.write(tmp_path / "slow.wav", chirp(0.1, 8000), 8000)
     soundfile.write(tmp_path / "loud.wav", np.full(9, 3e38, np.float32), RATE_HZ, subtype="FLOAT")
     soundfile.write(tmp_path / "odd.wav", np.zeros(9, np.float32), 2**31 - 1)
-    (tmp_path / "cut.wav").write_bytes((tmp_path / "slow.wav").read_bytes()[:100])
     with pytest.raises(InputError, match="no file is named"):
         read_audio("", RATE_HZ)
     for name, expected in (
         ("none.wav", "there is no file"),
         (".", "is a folder"),
-        ("pipe.wav", "is a pipe or a device, not a file; expected a WAV"),
-        ("cut.wav", r"is cut short, it has 100 bytes of 1,644"),
+        ("pipe.wav", "is a pipe or a device, not a file; expected a sound or video file"),
         ("loud.wav", r"holds samples of up to 3\.0e\+38; expected -1 to 1"),
         ("odd.wav", r"has 2147483647 samples a second, expected 1,000 to 768,000"),
         ("text.wav", "cannot be read as audio"),
-        ("noise.mp3", "cannot be read as audio .*no frame of audio was found"),
+        ("noise.mp3", r"cannot be read as audio \(its format is not one that is read"),
         ("bare.wav", "is empty, it has no bytes"),
         ("empty.wav", "is empty; expected at least one sample"),
         ("nan.wav", "holds NaN or infinity"),
     ):
         with pytest.raises(InputError, match=expected):
             read_audio(str(tmp_path / name), RATE_HZ)
-    monkeypatch.setitem(sys.modules, "scipy.signal", None)
-    with pytest.raises(InputError, match=r"8000 samples a second, the model takes 16000.*pip install"):
-        read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InputError, match=r"needs the package soundfile.*pip install"):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(InputError, match=r"needs the package av, .*pip install"):
         read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
 
 

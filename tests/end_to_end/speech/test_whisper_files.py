@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.audio import RATE_HZ, chirp
+from support.audio import RATE_HZ, chirp, encoded
 from support.bundles.cache import BundleCache
 from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
@@ -97,22 +97,20 @@ def test_folders_that_cannot_be_read_or_written(runner: Runner, talks: list[str]
     assert "--output the name of a file" not in run(talks[0], "-o", "talks/notes.txt", "--force")[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("it's.m4a", b"\0\0\0\x20ftypM4A \0\0", "an MPEG-4 file"),
-        ("a.webm", b"\x1aE\xdf\xa3\x01\0\0\0\0\0\0\x1f", "a WebM or Matroska file"),
-        ("a.aac", b"\xff\xf1\x50\x80\x02\x1f\xfc" * 9, "an AAC file"),
-        ("a.wma", b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\0\xaa", "a WMA file"),
-    ],
-)
-def test_other_formats_name_the_command_that_converts(
-    runner: Runner, talks: list[str], name: str, content: bytes, kind: str
-) -> None:
-    Path(name).write_bytes(content)
-    output, errors = run(talks[0], name, code=1)
-    assert output.splitlines()[0].startswith(f"{talks[0]}\tw")
-    file, made = ("'it'\"'\"'s.m4a'", "'it'\"'\"'s.wav'") if "'" in name else (name, "a.wav")
-    assert f"error: {name} is {kind}" in errors and f"convert it: ffmpeg -i {file} -ac 1 {made}\n" in errors
-    with pytest.raises(ValueError, match=r"recording 0: the recording is .* ffmpeg -i FILE -ac 1 FILE\.wav"):
-        runner.transcribe([content])
+def test_videos_and_recordings_of_telephones(runner: Runner, talks: list[str]) -> None:
+    """Beside the others of their folder; one without sound is named."""
+    wave = chirp(1.3, high_hz=700)
+    for name, (kind, codec) in {
+        "a.m4a": ("ipod", "alac"),
+        "a.mkv": ("matroska", "flac"),
+        "a.mov": ("mov", "pcm_s16le"),
+    }.items():
+        Path(name).write_bytes(encoded(wave, kind=kind, codec=codec, video=kind != "ipod"))
+    texts = runner.transcribe(["a.m4a", "a.mkv", "a.mov", wave])
+    assert len({*texts[:3]}) == 1
+    Path("films").mkdir()
+    Path("films/a.mp4").write_bytes(encoded(kind="mp4", codec="aac", video=True))
+    Path("films/b.mkv").write_bytes(Path("a.mkv").read_bytes())
+    output, errors = run("films", code=1)
+    assert output == f"films/a.mp4\t\nfilms/b.mkv\t{texts[0]}\n"
+    assert "error: films/a.mp4 cannot be read as audio (it has video and no sound); expected a sound or video" in errors

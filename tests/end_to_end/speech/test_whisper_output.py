@@ -166,7 +166,10 @@ def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None
         assert output.strip() and "w" in output
     assert run("--sound-input", given=Path(talks[0]).read_bytes())[0] == run(talks[0])[0]
     _, errors = run("--sound-input", given=b"no sound", code=1)
-    assert "standard input cannot be read as audio (Format not recognised); expected" in errors
+    assert (
+        "standard input cannot be read as audio (its format is not one that is read, or its header is broken); expected"
+        in errors
+    )
     assert "standard input is empty, it has no bytes; expected" in run("--sound-input", given=b"", code=1)[1]
     assert "leave the files out" in run("--sound-input", talks[0], code=1)[1]
 
@@ -177,9 +180,9 @@ def test_a_note_names_the_recording_whose_end_is_missing(runner: Runner, talks: 
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     output, errors = run(talks[0], str(cut), "--json")
     assert len(output.splitlines()) == 2 and "error" not in output
-    assert f"note: {cut}: its end is missing: the file has 1.4 s of 3.0 s" in errors
+    assert f"note: {cut}: sound is missing: the file has 1.4 s of 3.0 s" in errors
     _, errors = run("--sound-input", given=cut.read_bytes())
-    assert "note: standard input: its end is missing" in errors
+    assert "note: standard input: sound is missing" in errors
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux")
