@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,12 +79,13 @@ from tightbeam.graph_passes import (
     PassResult,
     RunSize,
     needs_guard,
+    plan_bytes,
     rewrite,
     same_for_all,
     skip_small_weights,
     to_precision,
 )
-from tightbeam.graph_passes.caches.cost import count_weights
+from tightbeam.graph_passes.caches.cost import count_weights, predict
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS
@@ -92,6 +94,8 @@ from tightbeam.graph_passes.precision.scale_groups import scale_groups
 from tightbeam.graph_passes.precision.sites import sites
 
 __all__ = ["run_export", "trace"]
+
+_Activations = tuple[Sequence[AttentionActivations], Sequence[AttentionActivations]]
 
 _, GENERATING, TRACING, REWRITING, MEASURING_ATTENTION, MEASURING_PRODUCTS, WRITING, ROUNDING, COMPARING = STEPS
 
@@ -136,6 +140,10 @@ class _Export:
     on_note: Callable[[str], None]
 
     choice: Choice = field(init=False)
+    candidates: Sequence[tuple[Choice, float]] = field(init=False)
+    """the choice; for ``auto`` all that fit, by predicted seconds of a run if the guard changes nothing"""
+    seconds: Callable[[Sequence[LayerPlan]], float] = field(init=False)
+    """predicted seconds of a run with a plan, infinite beyond the memory limit; 0 without ``auto``"""
     checkpoint: Checkpoint = field(init=False)
     reference: Reference | None = field(init=False)
     """outputs of torch; None without the comparison"""
@@ -226,7 +234,8 @@ def trace(checkpoint: Checkpoint) -> ModelGraphs:
 
 
 def _choose_variant(export: _Export) -> None:
-    """Choose a variant for ``auto``. Raises ExportError if no variant fits the memory limit."""
+    """Rank the variants for ``auto``. Raises ExportError if no variant fits the memory limit."""
+    export.candidates, export.seconds = [(export.choice, 0.0)], lambda plan: 0.0
     if export.choice.preset is not None:
         return
     options, checkpoint = export.options, export.checkpoint
@@ -242,34 +251,77 @@ def _choose_variant(export: _Export) -> None:
     weights = _weight_bytes(export)
     ranked = rank(checkpoint.sizes, counts, impossible, run, machine, weights, workload.memory_limit)
     export.on_table(ranking_table(ranked, impossible, run, machine, origin, checkpoint.sizes.decoder_only))
-    best = best_of(ranked).variant
-    export.choice = Choice(best, PRESETS[best], f"auto: {best} is predicted to be fastest")
+    best_of(ranked)
+    export.candidates = [
+        (
+            Choice(each.variant, PRESETS[each.variant], f"auto: {each.variant} is predicted to be fastest"),
+            each.prediction.total,
+        )
+        for each in ranked
+        if not each.refused
+    ]
+    limit = math.inf if workload.memory_limit is None else workload.memory_limit - weights
+
+    def seconds(plan: Sequence[LayerPlan]) -> float:
+        if sum(plan_bytes(plan, checkpoint.sizes, run)) > limit:
+            return math.inf
+        return predict(plan, checkpoint.sizes, run, counts, machine).total
+
+    export.seconds = seconds
 
 
 def _rewrite(export: _Export) -> None:
-    """Rewrite the graphs to the plan; a layer that the guard finds too inexact gets a safer kind of cache."""
-    options, canonical = export.options, export.canonical
-    assert export.choice.preset is not None
-    export.plan = same_for_all(export.choice.preset, canonical.sizes.L, export.choice.reason)
-    export.guarded = export.caches = ()
-    export.cache_divergence = None
+    """Rewrite the graphs to the plan; a layer that the guard finds too inexact gets a safer kind of cache.
+
+    Numbers beside the keys take time, and safer kinds of cache do. So ``auto`` takes the candidate that is predicted to
+    be fastest as the guard leaves it. Once one is faster than the next candidate could be, the others are not measured.
+    """
+    options = export.options
+    export.caches, export.cache_divergence = (), None
     export.on_step(REWRITING)
-    export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
-    if needs_guard(export.plan) or options.cache_precision is not None:
-        _try_precision(export)
-        export.on_step(MEASURING_ATTENTION)
-        activations = calibrate(export.checkpoint, export.preparation.calibration, export.reference)
-        plan, measured = guard(canonical, export.plan, activations, options.precision)
-        export.guarded = tuple(result.entry() for result in measured)
-        if plan != export.plan:
-            export.plan = plan
-            export.graphs, export.results = rewrite(canonical, plan)
-        if options.cache_precision is not None:
-            _guard_caches(export, activations[0])
+    activations: _Activations | None = None
+    least, fastest = math.inf, None
+    for choice, at_best in export.candidates:
+        if fastest is not None and at_best >= least:
+            break
+        activations = _rewrite_to(export, choice, activations)
+        seconds = export.seconds(export.plan)
+        if fastest is None or seconds < least:
+            least = seconds
+            fastest = export.choice, export.plan, export.guarded, export.graphs, export.results
+    assert fastest is not None
+    export.choice, export.plan, export.guarded, export.graphs, export.results = fastest
+    if options.cache_precision is not None:
+        assert activations is not None
+        _guard_caches(export, activations[0])
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
     if options.precision not in INTEGERS:  # with integers, bytes are known when the graphs are quantised
         _check_memory(export, _weight_bytes(export))
+
+
+def _rewrite_to(export: _Export, choice: Choice, activations: _Activations | None) -> _Activations | None:
+    """Rewrite the graphs to a choice, with the caches that the guard leaves it; returns the activations it measured on.
+
+    ``activations``: of an earlier choice.
+    """
+    options, canonical = export.options, export.canonical
+    assert choice.preset is not None
+    export.choice, export.guarded = choice, ()
+    export.plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
+    export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
+    if not needs_guard(export.plan) and options.cache_precision is None:
+        return activations
+    _try_precision(export)
+    if activations is None:
+        export.on_step(MEASURING_ATTENTION)
+        activations = calibrate(export.checkpoint, export.preparation.calibration, export.reference)
+    plan, measured = guard(canonical, export.plan, activations, options.precision)
+    export.guarded = tuple(result.entry() for result in measured)
+    if plan != export.plan:
+        export.plan = plan
+        export.graphs, export.results = rewrite(canonical, plan)
+    return activations
 
 
 def _try_precision(export: _Export) -> None:

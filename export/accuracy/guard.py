@@ -36,7 +36,7 @@ ERROR_RATIO: Mapping[str, float] = {"fp32": 0.1, "fp16": 2.0, "bf16": 2.0, "int8
 """Largest allowed error, in units of the original's error at its baseline precision: twice the original's own in half
 precision and in int8; in float32 a tenth of what half precision would add, which is a common price for speed. The
 comparison at the end of the export compares the tokens themselves."""
-FEW = (8, 16, 32, 64)
+FEW = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers that may be cached beside the keys of a position, rounded up to a multiple of the key heads."""
 MOST_FEW = 0.25
 """Largest number of them, over the width of the keys; more would cost what another kind of cache costs."""

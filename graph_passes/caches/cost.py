@@ -20,7 +20,7 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import cross_attention
 from tightbeam.graph_passes.caches.kind import AttentionCost, GeneratedKind, SourceKind
-from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, LayerPlan
+from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, LayerPlan, few_beside_source
 from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 
 __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
@@ -152,6 +152,7 @@ def encoder_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights:
         return [_product("prompt", weights.encoder, positions, run)]
     chosen = [layer.source for layer in plan]
     projected = sum(SOURCE[name].projected(sizes, chosen.count(name)) for name in set(chosen))
+    projected += sizes.source_D * few_beside_source(plan)
     return [
         _product("encoder", weights.encoder, positions, run),
         _product("source projections", projected, positions, run),
@@ -163,8 +164,9 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
     works = [_product("products", weights.decoder, sizes.streams * run.R, run)]
     chosen = [layer.source for layer in plan]
     for index, layer in enumerate(plan):
-        works += _source_attention(SOURCE[layer.source], chosen.index(layer.source) == index, sizes, run)
-        works += _generated_attention(GENERATED[layer.generated], sizes, run)
+        is_first = chosen.index(layer.source) == index
+        works += _source_attention(SOURCE[layer.source], is_first, layer.source_keys.few, sizes, run)
+        works += _generated_attention(GENERATED[layer.generated], layer.generated_keys.few, sizes, run)
     return works
 
 
@@ -174,10 +176,10 @@ def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
     return Work(name, round(numbers * (run.weight_itemsize or run.itemsize)), 2 * rows * numbers, rate)
 
 
-def _source_attention(kind: SourceKind, is_first: bool, sizes: Sizes, run: RunSize) -> list[Work]:
-    """Attention over the source; ``is_first``: in the first layer of the kind."""
+def _source_attention(kind: SourceKind, is_first: bool, r: int, sizes: Sizes, run: RunSize) -> list[Work]:
+    """Attention over the source; ``is_first``: in the first layer of the kind. ``r``: numbers beside the keys."""
     own = kind.first_attention if is_first and kind.first_attention is not None else kind.attention
-    cost = own(sizes)
+    cost = own(sizes, r)
     works = _attention("source attention", cost, run.N, run.M if kind.per_beam else 1, sizes, run)
     if run.quantized_source and kind.scales is not None:
         numbers = run.B * run.N * (cost.read + 4 * kind.scales(sizes, 1))
@@ -185,15 +187,14 @@ def _source_attention(kind: SourceKind, is_first: bool, sizes: Sizes, run: RunSi
     return works
 
 
-def _generated_attention(kind: GeneratedKind, sizes: Sizes, run: RunSize) -> list[Work]:
+def _generated_attention(kind: GeneratedKind, r: int, sizes: Sizes, run: RunSize) -> list[Work]:
     """Attention over the generated part.
 
     The beams of a sample share all but their newest tokens, so a cache read through ancestry is read about once a
     sample. A reordered one is read by each beam, and copied twice, which reads and writes.
     """
-    return _attention(
-        "generated attention", kind.attention(sizes), run.T, 5 * run.M if kind.reordered else 1, sizes, run
-    )
+    reads = 5 * run.M if kind.reordered else 1
+    return _attention("generated attention", kind.attention(sizes, r), run.T, reads, sizes, run)
 
 
 def _attention(name: str, cost: AttentionCost, positions: int, reads: int, sizes: Sizes, run: RunSize) -> list[Work]:

@@ -13,6 +13,7 @@ from tightbeam.graph_passes.model import Array, LayerPass, Sizes
 
 __all__ = [
     "AttentionCost",
+    "CostOf",
     "Count",
     "GeneratedKind",
     "MatrixOf",
@@ -22,6 +23,8 @@ __all__ = [
     "refuse_narrow_keys",
 ]
 
+CostOf = Callable[[Sizes, int], "AttentionCost"]
+"""The cost of a layer's attention, with so many numbers cached beside the keys of a position (``KeyForm.few``)."""
 Count = Callable[[Sizes, int], int]
 """A count of something in so many layers."""
 MatrixOf = Callable[[Array, Array, Array | None], OneMatrix]
@@ -47,9 +50,13 @@ class AttentionCost:
     """field of ``Machine``: operations a second over a cache in int8"""
 
     @classmethod
-    def over_keys(cls, sizes: Sizes, operator: str) -> AttentionCost:
-        """Attention over cached keys [N, E], of which values are made."""
-        return cls(sizes.E, sizes.K + sizes.E, sizes.E * sizes.V, operator)
+    def over_keys(cls, sizes: Sizes, operator: str, r: int = 0) -> AttentionCost:
+        """Attention over cached keys and r more numbers [N, E + r], of which values are made.
+
+        Queries are 0 at the r numbers: an encoder-decoder model makes these zeros with their projection.
+        """
+        X, zeros = sizes.E + r, 0 if sizes.decoder_only else sizes.D * (r // sizes.G)
+        return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, operator)
 
     @classmethod
     def over_rows(cls, sizes: Sizes, X: int, operator: str, int8_rate: str = "") -> AttentionCost:
@@ -76,8 +83,8 @@ class SourceKind:
     """scales of one position in int8, one for each row that is quantized; None if the kind cannot be int8"""
     projected: Count
     """weights of an encoder-decoder model that project the encoder's output to what is cached"""
-    attention: Callable[[Sizes], AttentionCost]
-    first_attention: Callable[[Sizes], AttentionCost] | None = None
+    attention: CostOf
+    first_attention: CostOf | None = None
     """of the first layer of the kind, if all others read what that one caches; the kind is then for all or for none"""
     one_matrix: MatrixOf | None = None
     """what is cached in place of keys and values; the guard measures it. None for keys and values themselves"""
@@ -108,7 +115,7 @@ class GeneratedKind:
     """numbers that a layer caches of one position of a row"""
     reordered: bool = False
     """each step copies the cache twice to reorder the beams; if not, it reads the shared past once a sample"""
-    attention: Callable[[Sizes], AttentionCost]
+    attention: CostOf
     one_matrix: MatrixOf | None = None
     """as in ``SourceKind``"""
     safer: str = ""

@@ -31,6 +31,7 @@ __all__ = [
     "KeyForm",
     "LayerPlan",
     "Preset",
+    "few_beside_source",
     "needs_guard",
     "plan_bytes",
     "presets_of",
@@ -136,10 +137,15 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> tuple[i
     """
     source = source_bytes([SOURCE[layer.source] for layer in plan], sizes, run)
     generated = generated_bytes([GENERATED[layer.generated] for layer in plan], sizes, run)
-    few = sum(layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is None)
-    few += max((layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is not None), default=0)
-    own = sum(layer.generated_keys.few for layer in plan)
+    few, own = few_beside_source(plan), sum(layer.generated_keys.few for layer in plan)
     return source + run.B * run.N * few * run.itemsize, generated + run.R * run.T * own * run.itemsize
+
+
+def few_beside_source(plan: Sequence[LayerPlan]) -> int:
+    """Numbers cached beside the keys of a source's position in all layers; layers of ``first-k`` share theirs."""
+    of_first = [layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is not None]
+    alone = sum(layer.source_keys.few for layer in plan if SOURCE[layer.source].first_attention is None)
+    return alone + max(of_first, default=0)
 
 
 def require_kinds(plan: Sequence[LayerPlan], *, decoder_only: bool) -> None:

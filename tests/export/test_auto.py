@@ -25,6 +25,7 @@ from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
     SOURCE,
+    KeyForm,
     LayerPlan,
     ModelGraphs,
     RunSize,
@@ -61,13 +62,15 @@ def test_weights_are_counted_as_the_graphs_have_them(
 ) -> None:
     """The cost model's numbers are those of the weights that the rewritten graphs multiply, to the last one."""
     sizes, run_size = canonical.sizes, RunSize(B=1, M=1, N=1, T=1, itemsize=1)
-    plan = [LayerPlan(source.name, generated.name, "")] * sizes.L
-    graphs, _ = rewrite(canonical, plan)
     counts = count_weights(canonical)
-    in_encoder = sum(work.bytes for work in encoder_work(plan, sizes, run_size, counts))
-    assert products_of(graphs.encoder) == in_encoder
-    works = step_work(plan, sizes, run_size, counts)
-    assert products_of(graphs.decoder) == sum(work.bytes for work in works if work.name.startswith("products"))
+    for r in (0, 2 * sizes.G):
+        of_source, of_generated = (KeyForm(few=r) if kind.key_forms else KeyForm() for kind in (source, generated))
+        plan = [LayerPlan(source.name, generated.name, "", of_source, of_generated)] * sizes.L
+        graphs, _ = rewrite(canonical, plan)
+        in_encoder = sum(work.bytes for work in encoder_work(plan, sizes, run_size, counts))
+        assert products_of(graphs.encoder) == in_encoder
+        works = step_work(plan, sizes, run_size, counts)
+        assert products_of(graphs.decoder) == sum(work.bytes for work in works if work.name.startswith("products"))
 
 
 def test_memory_bound_machine_prefers_fewest_bytes_and_compute_bound_fewest_flops() -> None:

@@ -97,8 +97,10 @@ def test_values_of_keys_and_a_few_more_numbers_are_exact_in_algebra() -> None:
     np.testing.assert_allclose(x @ wide @ over_keys(wide, W_V).to_values, x @ W_V, atol=1e-12)
 
 
-def measured(checkpoints: CheckpointCache, folder: Path, family: str, precision: str, **config: Any) -> Any:
-    checkpoint = load_checkpoint(spoil(checkpoints.copy(folder, family, **config)))
+def measured(
+    checkpoints: CheckpointCache, folder: Path, family: str, precision: str, numbers: int = 2, **config: Any
+) -> Any:
+    checkpoint = load_checkpoint(spoil(checkpoints.copy(folder, family, **config), numbers))
     canonical = traced(checkpoint)
     wanted = same_for_all(PRESETS["kcache"], canonical.sizes.L, "")
     return guard(canonical, wanted, calibrate(checkpoint, None), precision)
@@ -111,6 +113,16 @@ def test_the_guard_takes_the_smallest_r(checkpoints: CheckpointCache, tmp_path: 
     plan, found = measured(checkpoints, tmp_path / "checkpoint", "bart", precision, **sizes)
     assert all(result.keys == KeyForm(True, few) and result.kept == "k" for result in found)
     assert plan == (LayerPlan("k", "k", "", KeyForm(True, few), KeyForm(True, few)),)
+
+
+def test_r_grows_with_the_width_of_the_model(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Keys that leave a fifth of a wide model's inputs out are cached with a quarter of their width more."""
+    sizes = {"d_model": 512, "decoder_attention_heads": 8, "decoder_layers": 1, "encoder_layers": 1}
+    _, found = measured(checkpoints, tmp_path / "checkpoint", "bart", "fp32", 100, **sizes)
+    assert [(result.part, result.kept, result.keys) for result in found] == [
+        ("source", "k", KeyForm(True, 128)),
+        ("generated", "k", KeyForm(True, 128)),
+    ]
 
 
 def test_an_inverse_beyond_float16_is_not_refused_before_the_guard(

@@ -78,10 +78,10 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved(GENERATED_K, len(caches.blocks), sizes))
 
 
-def _attention(sizes: Sizes) -> AttentionCost:
-    """Values for each query head; the canonical step projects them once a key head."""
-    cost = AttentionCost.over_keys(sizes, "BeamLatentAttention of keys")
-    return replace(cost, by_row=cost.by_row - sizes.D * sizes.V * sizes.G // sizes.H)
+def _attention(sizes: Sizes, r: int) -> AttentionCost:
+    """Values for each query head; the canonical step projects them once a key head. And the r numbers of the row."""
+    cost = AttentionCost.over_keys(sizes, "BeamLatentAttention of keys", r)
+    return replace(cost, by_row=cost.by_row + (sizes.D * r - sizes.D * sizes.V * sizes.G) // sizes.H)
 
 
 GENERATED_K = GeneratedKind(

@@ -46,5 +46,5 @@ GENERATED_KV = GeneratedKind(
     self_pass=self_beam_cache,
     prefixes=(VALUES, KEYS, INPUTS),
     numbers=lambda sizes: sizes.key_value_numbers,
-    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V, operator="BeamAttention"),
+    attention=lambda sizes, r: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V, operator="BeamAttention"),
 )

@@ -56,5 +56,5 @@ GENERATED_KV_REORDERED = GeneratedKind(
     prefixes=(CONCATENATED,),
     numbers=lambda sizes: sizes.key_value_numbers,
     reordered=True,
-    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
+    attention=lambda sizes, r: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
 )

@@ -48,7 +48,7 @@ def self_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     return PassResult(NAME, len(caches.blocks), bytes_saved=generated_saved(GENERATED_X, len(caches.blocks), sizes))
 
 
-def _attention(sizes: Sizes) -> AttentionCost:
+def _attention(sizes: Sizes, r: int) -> AttentionCost:
     """Keys and values for each query head; the canonical step projects them once a key head."""
     by_row = sizes.D * (sizes.K + sizes.V) * (sizes.H - sizes.G) // sizes.H
     return replace(AttentionCost.over_rows(sizes, sizes.D, "BeamLatentAttention of inputs"), by_row=by_row)

@@ -81,7 +81,7 @@ SOURCE_KV = SourceKind(
     numbers=lambda sizes, layers: layers * sizes.key_value_numbers,
     scales=lambda sizes, layers: layers * 2 * sizes.G,
     projected=lambda sizes, layers: layers * sizes.source_D * sizes.key_value_numbers,
-    attention=lambda sizes: AttentionCost(
+    attention=lambda sizes, r: AttentionCost(
         sizes.key_value_numbers, sizes.K + sizes.V, operator="SourceAttention", int8_rate="source_rate"
     ),
 )

@@ -128,5 +128,5 @@ SOURCE_KV_PER_BEAM = SourceKind(
     numbers=lambda sizes, layers: layers * sizes.key_value_numbers,
     per_beam=True,
     projected=lambda sizes, layers: layers * sizes.source_D * sizes.key_value_numbers,
-    attention=lambda sizes: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
+    attention=lambda sizes, r: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V),
 )

@@ -75,7 +75,7 @@ SOURCE_STATES = SourceKind(
     numbers=lambda sizes, layers: layers * sizes.D if sizes.decoder_only else sizes.source_D,
     scales=lambda sizes, layers: layers if sizes.decoder_only else 1,
     projected=lambda sizes, layers: 0,
-    attention=lambda sizes: AttentionCost.over_rows(
+    attention=lambda sizes, r: AttentionCost.over_rows(
         sizes, sizes.source_D, "LatentAttention of states", int8_rate="latent_rate"
     ),
     one_matrix=over_inputs,
