@@ -21,6 +21,7 @@ from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.accuracy.guard import guard
+from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PRESETS, KeyForm, LayerPlan, PassError, RunSize, plan_bytes, rewrite, same_for_all
@@ -123,6 +124,19 @@ def test_r_grows_with_the_width_of_the_model(checkpoints: CheckpointCache, tmp_p
         ("source", "k", KeyForm(True, 128)),
         ("generated", "k", KeyForm(True, 128)),
     ]
+
+
+def test_auto_counts_the_numbers_beside_the_keys(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """Keys alone are predicted to be fastest; with what these weights need beside them, the layers' inputs are."""
+    folder, tables = spoil(checkpoints.copy(tmp_path / "checkpoint", "bart")), []
+    workload = Workload(batch_size=64, bandwidth_gb_s=1e-3, gflop_s=1e9)
+    bundle = export_model(
+        folder, tmp_path / "bundle", variant="auto", workload=workload, check=False, on_table=tables.append
+    )
+    ranking = tables[0].renderables[0].renderables[1]
+    assert next(ranking.columns[0].cells) == "kcache"
+    assert bundle.manifest.variant == "xcache"
+    assert {entry.wanted for entry in bundle.manifest.guard} == {"states", "x"}
 
 
 def test_an_inverse_beyond_float16_is_not_refused_before_the_guard(
