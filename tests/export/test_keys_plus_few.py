@@ -128,7 +128,8 @@ def test_r_grows_with_the_width_of_the_model(checkpoints: CheckpointCache, tmp_p
 
 def test_auto_counts_the_numbers_beside_the_keys(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Keys alone are predicted to be fastest; with what these weights need beside them, the layers' inputs are."""
-    folder, tables = spoil(checkpoints.copy(tmp_path / "checkpoint", "bart")), []
+    folder = spoil(checkpoints.copy(tmp_path / "checkpoint", "bart"))
+    tables: list[Any] = []
     workload = Workload(batch_size=64, bandwidth_gb_s=1e-3, gflop_s=1e9)
     bundle = export_model(
         folder, tmp_path / "bundle", variant="auto", workload=workload, check=False, on_table=tables.append
