@@ -10,6 +10,8 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from tightbeam.deploy.runtimes.freed_memory import return_large_blocks
+
 __all__ = ["config_of", "run_server"]
 
 MOST_CONNECTIONS = 4096
@@ -51,6 +53,7 @@ def run_server(app: ASGIApp, listening: socket.socket, *, grace_s: int, names: S
     names
         Names of the models, which are printed.
     """
+    return_large_blocks()
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     ready = f"Ready: http://{shown}:{port} serves {', '.join(names)}; Ctrl-C ends it."

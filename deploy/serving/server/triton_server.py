@@ -13,6 +13,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from tightbeam.deploy.runtimes.freed_memory import SERVER_MALLOC
+
 __all__ = ["VARIABLE", "VERSION", "ServerError", "TritonServer", "find_server"]
 
 VARIABLE = "TIGHTBEAM_TRITONSERVER"
@@ -51,7 +53,8 @@ class TritonServer:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables that the server needs, in addition to this process's own."""
-        found = {"PATH": _joined(self.scripts, os.environ.get("PATH"))}
+        malloc = {name: value for name, value in SERVER_MALLOC.items() if name not in os.environ}
+        found = malloc | {"PATH": _joined(self.scripts, os.environ.get("PATH"))}
         if self.libraries:
             found["LD_LIBRARY_PATH"] = _joined(*self.libraries, os.environ.get("LD_LIBRARY_PATH"))
         return found

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.runtimes.freed_memory import release_freed_memory
+from tightbeam.deploy.runtimes.freed_memory import release_freed_memory, return_large_blocks
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model
@@ -38,6 +38,7 @@ class BackendEndedError(Exception):
 
 def main() -> None:
     """Entry point."""
+    return_large_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the server sends Shutdown
     settings = WorkerSettings.model_validate_json(sys.argv[2])
     start = time.monotonic()

@@ -1,0 +1,46 @@
+"""Large blocks that a server frees go back to the system at once."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tightbeam.deploy.runtimes.freed_memory import SERVER_MALLOC
+from tightbeam.deploy.serving.server.triton_server import TritonServer
+
+PROGRAM = """
+import ctypes, sys
+from tightbeam.deploy.runtimes.freed_memory import return_large_blocks
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+library = ctypes.CDLL(None)
+library.mallinfo2.restype, library.malloc.restype = Info, ctypes.c_void_p
+library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+if sys.argv[1] == "large":
+    return_large_blocks()
+library.free(library.malloc(8 << 20))
+before = library.mallinfo2().hblkhd
+held = library.malloc(2 << 20)
+print(library.mallinfo2().hblkhd > before)
+"""
+"""A block of 8 MiB raises the size from which glibc takes a block of its own; prints if one of 2 MiB still is one."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+@pytest.mark.parametrize(("mode", "own"), [("large", "True"), ("default", "False")])
+def test_large_blocks_are_blocks_of_their_own(mode: str, own: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, mode]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == own
+
+
+def test_a_server_has_the_settings_unless_the_user_has_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SERVER_MALLOC:
+        monkeypatch.delenv(name, raising=False)
+    server = TritonServer(Path("tritonserver"), Path("bin"), None, ())
+    assert server.environment().items() >= SERVER_MALLOC.items()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "8")
+    assert "MALLOC_ARENA_MAX" not in server.environment()
