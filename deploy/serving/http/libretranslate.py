@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.serving.http.errors import HttpError, refused
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
@@ -23,12 +24,14 @@ from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.parameters import default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
+from tightbeam.deploy.text.languages import AUTO, DetectedLanguage, DetectorMissing, likely_languages, short_codes
 
 __all__ = ["Languages", "translation_routes"]
 
 MOST_MARKUP = 1 << 18
 """Characters of a request in HTML."""
-NO_DETECTOR = "no detector of languages is installed; pass the source language by its code"
+MOST_FOUND, LEAST = 5, 0.01
+"""The most languages that /detect lists, and the least probability of all but the first."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Languages:
         table = model.manifest.generation.get("lang_to_id")
         if not table or not model.reads_text:
             return None
-        return cls(_codes(table))
+        return cls(short_codes(table))
 
     def settings(self, source: str, target: str) -> dict[str, Any] | None:
         """Return the settings that translate from one language to another; None if the model does not."""
@@ -71,19 +74,6 @@ class Languages:
         return {code: [other for other in self.own if other != code] for code in self.own}
 
 
-def _codes(names: Sequence[str] | Mapping[str, int]) -> dict[str, str]:
-    """Return a model's names of languages (en_XX, eng_Latn, en) by their shortest codes (en), or by whole tags."""
-    tags = {}
-    for name in names:
-        try:
-            tags[name] = langcodes.standardize_tag(name.strip("_").replace("_", "-"))
-        except ValueError:  # not a code
-            tags[name] = name
-    short = {name: tag.split("-")[0] for name, tag in tags.items()}
-    several = {code for code in short.values() if list(short.values()).count(code) > 1}
-    return {tags[name] if code in several else code: name for name, code in short.items()}
-
-
 def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
     """Return the endpoints for the translators among ``models``."""
     routes = APIRouter()
@@ -98,21 +88,27 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         if kind not in ("text", "html"):
             raise refused("format", f"is {str(kind)[:40]!r}, expected text or html")
         wanted = _count(fields.get("alternatives", 0))
-        name, settings = _chosen(languages, fields)
+        asked, target = (str(fields.get(name) or "") for name in ("source", "target"))
+        own = {name: each for name, each in languages.items() if fields.get("model") in (None, "", name)}
+        source, about = asked, {}
+        if asked in ("", AUTO) and (sources := _sources(own, target)):
+            (found, *_) = await _detected(given, sources, html=kind == "html")
+            source, about = found["language"], {"detectedLanguage": [found] * len(given) if several else found}
+        name, settings = _chosen(own, source, target)
         if kind == "html":
             if wanted:
                 raise refused("alternatives", "is for format=text; leave it out")
             pages = await while_connected(request, _pages(models[name], given, settings))
-            return JSONResponse({"translatedText": pages if several else pages[0]})
+            return JSONResponse({**about, "translatedText": pages if several else pages[0]})
         if wanted:
             settings["num_return_sequences"] = wanted + 1
             settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
         outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
-        found = [output.texts or [] for output in outputs]
-        best = [each[0] for each in found]
-        made: dict[str, Any] = {"translatedText": best if several else best[0]}
+        rows = [output.texts or [] for output in outputs]
+        best = [each[0] for each in rows]
+        made: dict[str, Any] = {**about, "translatedText": best if several else best[0]}
         if wanted:
-            others = [each[1:] for each in found]
+            others = [each[1:] for each in rows]
             made["alternatives"] = others if several else others[0]
         return JSONResponse(made)
 
@@ -125,8 +121,11 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         return JSONResponse([{"code": code, "name": _name(code), "targets": sorted(targets[code])} for code in targets])
 
     @routes.post("/detect")
-    async def detect() -> Response:
-        raise HttpError(501, NO_DETECTOR)
+    async def detect(request: Request) -> Response:
+        fields = await body_fields(request)
+        _check_key(request, fields)
+        given, _ = _texts(fields.get("q"))
+        return JSONResponse(await _detected(given, _sources(languages) or _no_translator(), html=False))
 
     @routes.get("/health")
     async def health() -> Response:
@@ -170,18 +169,48 @@ def _count(given: Any) -> int:
     return int(text)
 
 
-def _chosen(languages: Mapping[str, Languages], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _sources(languages: Mapping[str, Languages], target: str | None = None) -> list[str]:
+    """Return the languages that models translate from, to one target or to any."""
+    found = [
+        source
+        for own in languages.values()
+        for source, targets in own.targets().items()
+        if target is None or target in targets
+    ]
+    return list(dict.fromkeys(found))
+
+
+async def _detected(given: Sequence[str], sources: Sequence[str], *, html: bool) -> list[dict[str, Any]]:
+    """Return the likeliest languages of texts among ``sources``, with confidences in percent. Raises HttpError."""
+
+    def find() -> list[DetectedLanguage]:
+        shown = [text[:MOST_MARKUP] for text in given]
+        return likely_languages([" ".join(Markup(text).texts) for text in shown] if html else shown, sources)
+
+    try:
+        found = await asyncio.to_thread(find)
+    except DetectorMissing as error:
+        raise HttpError(501, str(error)) from None
+    except InputError as error:
+        raise HttpError(400, str(error), param="q") from None
+    kept = [each for place, each in enumerate(found[:MOST_FOUND]) if not place or each.probability >= LEAST]
+    return [{"confidence": round(100 * each.probability, 1), "language": each.code} for each in kept]
+
+
+def _no_translator() -> NoReturn:
+    raise HttpError(404, "no model here translates; start the server with a translator, or see --pair")
+
+
+def _chosen(languages: Mapping[str, Languages], source: str, target: str) -> tuple[str, dict[str, Any]]:
     """Return the name of the model that translates, and its settings of languages."""
-    source, target = (str(fields.get(name) or "") for name in ("source", "target"))
-    if source in ("", "auto"):
-        raise HttpError(501, f"source={source or 'auto'} asks for the language of the text, and {NO_DETECTOR}")
     for name, own in languages.items():
-        if fields.get("model") in (None, "", name) and (settings := own.settings(source, target)) is not None:
+        if (settings := own.settings(source, target)) is not None:
             return name, settings
     if not languages:
-        raise HttpError(404, "no model here translates; start the server with a translator, or see --pair")
+        _no_translator()
     raise HttpError(
-        400, f"no model translates from {source[:40]} to {target[:40] or 'nothing'}; GET /languages has the pairs"
+        400,
+        f"no model translates from {source[:40] or AUTO} to {target[:40] or 'nothing'}; GET /languages has the pairs",
     )
 
 

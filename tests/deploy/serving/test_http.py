@@ -6,6 +6,7 @@ import html
 import io
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +25,9 @@ from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.http.guards import Limits
-from tightbeam.deploy.serving.http.libretranslate import _codes
 from tightbeam.deploy.serving.http.markup import Markup
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
+from tightbeam.deploy.text import languages
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -361,7 +362,7 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
     ("fields", "status", "expected"),
     [
         ({"q": "a", "source": "de", "target": "en"}, 400, "no model translates from de to en"),
-        ({"q": "a", "source": "auto", "target": "de"}, 501, "no detector"),
+        ({"q": "a", "source": "auto", "target": "en"}, 400, "no model translates from auto to en"),
         ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "expected text or html"),
         ({"q": "x" * 300_000, "source": "en", "target": "de", "format": "html"}, 400, "262,144 characters of HTML"),
         ({"source": "en", "target": "de"}, 400, "q is missing"),
@@ -403,14 +404,28 @@ def test_markup_keeps_what_is_no_text(page: str) -> None:
     assert "<b>" not in markup.with_texts(["<b>"] * len(markup.texts))
 
 
-def test_codes_of_languages() -> None:
-    assert _codes(["en_XX", "de_DE", "zh_CN"]) == {"en": "en_XX", "de": "de_DE", "zh": "zh_CN"}
-    assert _codes(["eng_Latn", "zho_Hans", "zho_Hant"]) == {
-        "en": "eng_Latn",
-        "zh-Hans": "zho_Hans",
-        "zh-Hant": "zho_Hant",
-    }
-    assert _codes(["en", "__de__"]) == {"en": "en", "de": "__de__"}
+def test_the_language_of_a_text_is_found(web: httpx.Client, server: HttpServer, runners: dict[str, Runner]) -> None:
+    pytest.importorskip("py3langid")
+    found = {"language": "en", "confidence": pytest.approx(100, abs=50)}
+    (expected,) = runners["text"].generate_text(SENTENCES[:1])
+    for given, detected, translated in ((SENTENCES[0], found, expected), (SENTENCES[:1], [found], [expected])):
+        answer = web.post("/translate", json={"q": given, "source": "auto", "target": "de"}).json()
+        assert answer == {"detectedLanguage": detected, "translatedText": translated}
+    html = f"<table>{SENTENCES[0]}</table>"
+    assert (
+        web.post("/translate", json={"q": html, "target": "de", "format": "html"}).json()["detectedLanguage"] == found
+    )
+    assert LibreTranslateAPI(f"{server.url}/").detect(SENTENCES[0]) == [found]
+    assert web.post("/detect", data={"q": "12"}).status_code == 400
+
+
+def test_a_missing_detector_is_named(web: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    languages._detector.cache_clear()
+    expected = "no detector of languages is installed; pip install 'tightbeam[detect]', or pass the source language"
+    for path in ("/detect", "/translate"):
+        answer = web.post(path, data={"q": "a town", "source": "auto", "target": "de"})
+        assert answer.status_code == 501 and expected in answer.json()["error"]
 
 
 def test_health_metrics_page_and_request_ids(server: HttpServer, web: httpx.Client) -> None:
