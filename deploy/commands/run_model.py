@@ -15,7 +15,7 @@ from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, Inpu
 from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
 from tightbeam.deploy.inputs.lines import LineFormat
-from tightbeam.deploy.inputs.raw_sound import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
+from tightbeam.deploy.inputs.sound_source import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
 from tightbeam.deploy.inputs.sources import MOST_TOGETHER
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.input_files import STDIN
@@ -152,8 +152,8 @@ def run_model(
         bool,
         typer.Option(
             "--sound-input",
-            help="Read standard input as one recording, in place of names of files; for speech models. With --stream a "
-            "WAV file is transcribed while it comes through a pipe.",
+            help="Read standard input as one recording, in place of names of files; for speech models. With --stream "
+            "it is transcribed while it comes through a pipe, unless it is an MP4 file: its index may be at its end.",
         ),
     ] = False,
     sample_rate: Annotated[

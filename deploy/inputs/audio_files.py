@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
-from tightbeam.deploy.inputs.raw_sound import MAX_HZ, MIN_HZ, RawSound, is_raw_sound
 from tightbeam.deploy.inputs.regular_file import not_regular
 from tightbeam.deploy.inputs.sound_file import Channels, SoundFile, at_rate
+from tightbeam.deploy.inputs.sound_source import MAX_HZ, MIN_HZ, SoundSource, is_raw_sound
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 Samples = npt.NDArray[np.float32]
-Source = str | bytes | Samples | RawSound | InputError
-"""The name of an audio file, its content, samples float32 [n] at the model's rate, raw samples, or an error in place of
-these."""
+Source = str | bytes | Samples | SoundSource | InputError
+"""The name of an audio file, its content, samples float32 [n] at the model's rate, raw samples or a stream, or an
+error in place of these."""
 SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
@@ -72,14 +72,18 @@ def _ignored(note: str) -> None:
 
 
 def read_blocks(
-    source: str | bytes, rate_hz: int, *, most_s: float = math.inf, on_note: Callable[[str], None] = _ignored
+    source: str | bytes | SoundSource,
+    rate_hz: int,
+    *,
+    most_s: float = math.inf,
+    on_note: Callable[[str], None] = _ignored,
 ) -> Iterator[Samples]:
     """Read a sound or video file block by block.
 
     Parameters
     ----------
     source
-        The name of a sound or video file, or its content.
+        The name of a sound or video file, its content, raw samples, or a stream.
     rate_hz
         Samples a second that the model takes. A file of another rate is resampled.
     most_s
@@ -97,9 +101,10 @@ def read_blocks(
     InputError
         The file cannot be read, holds no samples, too many, or NaN or infinity; or a package is missing.
     """
-    name = source if isinstance(source, str) else "the recording"
+    name = source if isinstance(source, str) else source.name if isinstance(source, SoundSource) else "the recording"
+    expected = "expected raw samples" if isinstance(source, SoundSource) and source.format is not None else EXPECTED
     if fault := _file_fault(source, name):
-        raise InputError(f"{fault}; {EXPECTED}")
+        raise InputError(f"{fault}; {expected}")
     try:
         with SoundFile(source, is_limited=most_s < math.inf) as file:
             _check_length(name, file.stated_s, file.rate_hz, file.channels, most_s)
@@ -111,24 +116,19 @@ def read_blocks(
     except InputError:
         raise
     except (OSError, ValueError) as error:
-        fault = f"{name} cannot be read as audio ({first_line(error).rstrip('.')}); {EXPECTED}"
-        raise InputError(fault, fix=RAW if is_raw_sound(name) else "") from None
+        fault = f"{name} cannot be read as audio ({first_line(error).rstrip('.')}); {expected}"
+        raise InputError(fault, fix=RAW if is_raw_sound(name) and expected is EXPECTED else "") from None
 
 
 def audio_blocks(
-    source: str | bytes | Samples | RawSound,
+    source: str | bytes | Samples | SoundSource,
     rate_hz: int,
     *,
     most_s: float = math.inf,
     on_note: Callable[[str], None] = _ignored,
 ) -> Iterator[Samples]:
-    """Yield the blocks of a file, as `read_blocks` does, of samples float32 [n] at the model's rate, or of raw
-    samples."""
-    if isinstance(source, RawSound):
-        found_hz = source.format.rate_hz
-        blocks = ((found_hz, block) for block in source.blocks(on_note))
-        yield from at_rate(_checked(source.name, blocks, most_s), rate_hz)
-    elif isinstance(source, str | bytes):
+    """Yield the blocks of a file, as `read_blocks` does, or of samples float32 [n] at the model's rate."""
+    if isinstance(source, str | bytes | SoundSource):
         yield from read_blocks(source, rate_hz, most_s=most_s, on_note=on_note)
     elif fault := audio_fault(source):
         raise InputError(f"the recording {fault}")
@@ -190,17 +190,19 @@ def audio_fault(samples: Samples) -> str:
     return ""
 
 
-def _file_fault(source: str | bytes, name: str) -> str:
+def _file_fault(source: str | bytes | SoundSource, name: str) -> str:
     """Return what is wrong with a file before it is decoded; empty if nothing is wrong."""
     if isinstance(source, bytes):
         length = len(source)
-    elif not source.strip():
+    elif isinstance(source, SoundSource) and source.stream is not None:
+        return ""
+    elif not name.strip():
         return NO_NAME
     else:
         try:
-            if kind := not_regular(source):
+            if kind := not_regular(name):
                 return f"{name} is {kind}"
-            with Path(source).open("rb") as file:
+            with Path(name).open("rb") as file:
                 length = file.seek(0, os.SEEK_END)
         except (OSError, ValueError) as error:
             return open_fault(name, error)

@@ -22,9 +22,9 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.inputs.audio_files import Source, audio_blocks
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
-from tightbeam.deploy.inputs.raw_sound import RawSound
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished
+from tightbeam.deploy.inputs.sound_source import SoundSource
 from tightbeam.deploy.inputs.sources import SourceReader, run_sources
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
@@ -70,7 +70,7 @@ class RecordingReader(SourceReader):
         super().__init__(model, settings, numbers, without_tokens="a recording")
         self._recordings, self._most_s, self._together = model.recordings, most_s, together
 
-    def open(self, result: InputResult, source: str | bytes | Array | RawSound) -> OpenInput:
+    def open(self, result: InputResult, source: str | bytes | Array | SoundSource) -> OpenInput:
         recordings = self._recordings
         blocks = audio_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
         samples = _StoredSamples(blocks, in_memory=recordings.longest)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, first_line
-from tightbeam.deploy.inputs.raw_sound import OPEN_ENDED_BYTES
+from tightbeam.deploy.inputs.sound_source import SoundSource
 
 if TYPE_CHECKING:
     from av import AudioFrame, AudioStream, Packet
@@ -65,6 +66,13 @@ BLOCK, BLOCK_CHANNELS = 1 << 18, 8
 """Samples of each channel that are yielded together from a file of up to ``BLOCK_CHANNELS`` channels."""
 LEAST_MISSING_S = 0.25
 """Seconds by which a file must be shorter than it states: some encoders count their delay."""
+HEAD_BYTES = 12
+HEADERS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+"""Beginnings of files that are not raw samples."""
+OPEN_ENDED_BYTES = 0x7FFFF000
+"""Programs write this size or a larger one into a WAV file, if they do not know the number of samples yet."""
+BLOCK_S = 0.5
+"""Seconds of a stream that are waited for before they go on."""
 OGG_PAGE_BYTES, LAST_PAGE = 65_307, 4
 """Bytes of the longest page of an OGG file, and the flag of the last one."""
 FILTER = 64
@@ -88,29 +96,47 @@ def _av() -> Any:
 class _Content:
     """A file object without a name, of which a bounded number of bytes is read.
 
+    Parameters
+    ----------
+    file
+        The file, or a stream of which ``begun`` was read already.
+    is_stream
+        It is read while it comes, without seeking.
+
     Attributes
     ----------
+    head : bytes
+        The beginning of the file.
     length : int
-        Bytes of the file.
+        Bytes of the file; of a stream those that were read.
     fault : Exception or None
         Why reading ended before the end.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.length = file, file.seek(0, os.SEEK_END)
-        self._left = READ_TIMES * self.length + READ_MORE
-        self.fault: Exception | None = None
-        file.seek(0)
+    def __init__(self, file: BinaryIO, begun: bytes = b"", *, is_stream: bool = False) -> None:
+        self._file, self._is_stream = file, is_stream
+        self._read = getattr(file, "read1", file.read) if is_stream else file.read
+        self._begun = self.head = begun + file.read(max(0, HEAD_BYTES - len(begun)))
+        self.length, self._left, self.fault = 0, math.inf, cast(Exception | None, None)
+        if not is_stream:
+            self.length, self._begun = file.seek(0, os.SEEK_END), b""
+            self._left = READ_TIMES * self.length + READ_MORE
+            file.seek(0)
 
     def read(self, size: int) -> bytes:
         try:
-            found = self._file.read(size)
+            found, self._begun = self._begun or self._read(size), b""
         except (OSError, ValueError) as error:  # PyAV prints an error of its caller, if FFmpeg goes on after it
             self.fault, found = error, b""
         self._left -= len(found)
         if self._left < 0:
             self.fault, found = UnreadableError("its parts are to be read over and over"), b""
+        if self._is_stream:
+            self.length += len(found)
         return found
+
+    def seekable(self) -> bool:
+        return not self._is_stream
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return self._file.seek(offset, whence)
@@ -122,12 +148,13 @@ class _Content:
         """True for a WAV file that is shorter than it states, or an OGG file without a last page: FFmpeg takes their
         length from what there is."""
         if kind == "wav":
-            self._file.seek(4)
-            return self.length + 1 < 8 + int.from_bytes(self._file.read(4), "little") < OPEN_ENDED_BYTES
+            return self.length + 1 < 8 + int.from_bytes(self.head[4:8], "little") < OPEN_ENDED_BYTES
+        if kind != "ogg" or self._is_stream:
+            return False
         self._file.seek(max(0, self.length - OGG_PAGE_BYTES))
         tail = self._file.read()
         page = tail[max(0, tail.rfind(b"OggS")) :]
-        return kind == "ogg" and not (len(page) > 5 and page[5] & LAST_PAGE)
+        return not (len(page) > 5 and page[5] & LAST_PAGE)
 
 
 class SoundFile:
@@ -135,8 +162,8 @@ class SoundFile:
 
     Parameters
     ----------
-    source : str or bytes
-        Name or content of the file.
+    source : str, bytes or SoundSource
+        Name or content of the file, raw samples, or a stream.
     is_limited : bool
         The length of the sound is limited: the file may be a stranger's.
 
@@ -157,20 +184,30 @@ class SoundFile:
         The file cannot be opened, or has no sound that can be read.
     """
 
-    def __init__(self, source: str | bytes, *, is_limited: bool = False) -> None:
+    def __init__(self, source: str | bytes | SoundSource, *, is_limited: bool = False) -> None:
         self._av = av = _av()
         self.notes: list[str] = []
         self._most_bytes = MOST_BYTES_LIMITED if is_limited else MOST_BYTES
         with suppress(AttributeError):  # a system on which it is not found among the libraries that PyAV has loaded
             ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(self._most_bytes))
         options = {"format_whitelist": FORMATS.replace(" ", ","), "codec_whitelist": CODECS.replace(" ", ",")}
-        options |= {"protocol_whitelist": "none", "max_size": str(PACKET_BYTES)}
+        options["protocol_whitelist"] = "none"
         options["max_streams"] = str(MOST_STREAMS_LIMITED if is_limited else MOST_STREAMS)
+        given = source if isinstance(source, SoundSource) else SoundSource("" if isinstance(source, bytes) else source)
+        self._is_stream, self._raw, kind = given.stream is not None, given.format, None
+        if self._raw is not None:
+            kind = options["format_whitelist"] = self._raw.kind
+            options |= {"sample_rate": str(self._raw.rate_hz), "ch_layout": f"{self._raw.channels}c"}
+        if not self._is_stream:
+            options["max_size"] = str(PACKET_BYTES)
         with ExitStack() as files:
-            file = io.BytesIO(source) if isinstance(source, bytes) else files.enter_context(open(source, "rb"))
-            self._content = _Content(file)
+            file = io.BytesIO(source) if isinstance(source, bytes) else given.stream
+            file = file or files.enter_context(open(given.name, "rb"))
+            self._content = _Content(file, given.begun, is_stream=self._is_stream)
+            if self._raw is not None and self._content.head.startswith(HEADERS):
+                raise InputError(f"{given.name} has a header with its rate and format; leave --sample-rate out")
             try:
-                opened = av.open(self._content, "r", container_options=options, metadata_errors="replace")
+                opened = av.open(self._content, "r", kind, container_options=options, metadata_errors="replace")
             except av.FFmpegError as error:
                 raise self._fault(error) from None
             self._container: InputContainer = files.enter_context(opened)
@@ -200,7 +237,8 @@ class SoundFile:
                     if graph is not None:
                         yield from ((rate_hz, block) for block in graph.run(None))
                     channels = frame.layout.nb_channels
-                    graph = _Graph(*found, block=max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels)))
+                    block = max(1, BLOCK * BLOCK_CHANNELS // max(BLOCK_CHANNELS, channels))
+                    graph = _Graph(*found, block=max(1, int(BLOCK_S * found[0])) if self._is_stream else block)
                     format_of_graph, rate_hz = found, found[0]
                 assert graph is not None
                 yield from ((rate_hz, block) for block in graph.run(frame))
@@ -215,7 +253,7 @@ class SoundFile:
         kind, is_cut, done_s = self._container.format.name, False, 0.0
         for packet in self._packets():
             packets += 1
-            is_cut |= packet is None or (packet.is_corrupt and kind != "wav")
+            is_cut |= packet is None or (packet.is_corrupt and kind != "wav" and self._raw is None)
             try:
                 frames = [] if packet is None else packet.decode()
             except self._av.FFmpegError as error:
@@ -237,6 +275,8 @@ class SoundFile:
             self.notes.append(f"sound is missing: the file has {done_s:.1f} s of {self.stated_s:.1f} s")
         elif is_cut or self._content.breaks_off(kind):
             self.notes.append(f"its end is missing: the file breaks off after {done_s:.1f} s")
+        elif self._raw is not None and (left := self._content.length % self._raw.width):
+            self.notes.append(f"its last {left} bytes are not a whole sample of {self._raw.width} bytes")
         elif broken:
             self.notes.append(f"{broken} of its {packets} packets cannot be decoded, and are left out")
 

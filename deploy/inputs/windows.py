@@ -27,10 +27,10 @@ from tightbeam.deploy.inputs.audio_files import Source, audio_blocks, cut
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
-from tightbeam.deploy.inputs.raw_sound import RawSound
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText, run_inputs
 from tightbeam.deploy.inputs.sequential import SequentialTranscription
+from tightbeam.deploy.inputs.sound_source import SoundSource
 from tightbeam.deploy.inputs.sources import SourceReader, run_sources
 from tightbeam.deploy.inputs.words import words_of
 from tightbeam.deploy.model.model import Model
@@ -221,7 +221,7 @@ class WindowReader(SourceReader):
             except GenerationError as error:
                 self._obstacle = str(error)
 
-    def open(self, result: InputResult, source: str | bytes | Array | RawSound) -> OpenInput:
+    def open(self, result: InputResult, source: str | bytes | Array | SoundSource) -> OpenInput:
         log_mel, parts = self._log_mel, self._parts(source, result.notes)
         parts[0].reach(log_mel.frames + 1)  # of sound that is still coming, so much tells whether it is one window
         result.seconds = sum(part.seconds for part in parts)
@@ -246,12 +246,12 @@ class WindowReader(SourceReader):
             part.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array | RawSound, notes: list[str]) -> list[StoredFeatures]:
+    def _parts(self, source: str | bytes | Array | SoundSource, notes: list[str]) -> list[StoredFeatures]:
         """Return the whole recording, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
         blocks = audio_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
-            return [StoredFeatures(log_mel, blocks, live=isinstance(source, RawSound) and source.stream is not None)]
+            return [StoredFeatures(log_mel, blocks, live=isinstance(source, SoundSource) and source.stream is not None)]
         parts = cut(blocks, log_mel.samples)
         first = next(parts)
         second = next(parts, first[:0])

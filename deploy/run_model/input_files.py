@@ -23,7 +23,7 @@ from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.image_files import is_image
 from tightbeam.deploy.inputs.json_line import json_object, read_json_line
 from tightbeam.deploy.inputs.lines import MOST_TEXT_BYTES, parse_ids, read_lines
-from tightbeam.deploy.inputs.raw_sound import RawSound, wav_beginning
+from tightbeam.deploy.inputs.sound_source import SoundSource
 
 __all__ = [
     "AUDIO_NAMES",
@@ -396,6 +396,10 @@ def expand_patterns(names: Sequence[str]) -> list[str]:
     return found
 
 
+BOX_BYTES, BOXES = 8, (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+"""Bytes of the header of an MP4 or MOV file's first part, and the names of such parts."""
+
+
 def sound_on_standard_input(option: str, sources: Sequence[str]) -> BinaryIO:
     """Return standard input, which ``option`` makes the only recording. Raises InputError."""
     if list(sources) != [STDIN]:
@@ -406,14 +410,16 @@ def sound_on_standard_input(option: str, sources: Sequence[str]) -> BinaryIO:
 
 
 @contextmanager
-def recording_on_standard_input(sources: Sequence[str], *, live: bool) -> Iterator[str | RawSound]:
+def recording_on_standard_input(sources: Sequence[str], *, live: bool) -> Iterator[str | SoundSource]:
     """Give the recording on standard input: the name of a temporary file that it is written to, or with ``live`` the
-    samples of a WAV file as they come through a pipe."""
+    stream, unless it is in a format whose index may be at its end."""
     stdin = sound_on_standard_input("--sound-input", sources)
-    begun, own, nbytes = wav_beginning(stdin) if live and not stdin.seekable() else (b"", None, None)
-    if own is not None:
-        yield RawSound("standard input", own, stdin, nbytes)
-        return
+    begun = b""
+    if live and not stdin.seekable():
+        begun = stdin.read(BOX_BYTES)
+        if begun[4:] not in BOXES:
+            yield SoundSource("standard input", stream=stdin, begun=begun)
+            return
     with tempfile.TemporaryDirectory() as folder:
         name = str(Path(folder) / "standard-input.wav")
         with open(name, "wb") as file:

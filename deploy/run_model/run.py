@@ -26,10 +26,10 @@ from tightbeam.deploy.inputs.lines import LineFormat, run_lines, stream_lines
 from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import TextSegment
-from tightbeam.deploy.inputs.raw_sound import RawFormat, RawSound, is_raw_sound
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText
+from tightbeam.deploy.inputs.sound_source import RawFormat, SoundSource, is_raw_sound
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
@@ -90,7 +90,7 @@ class FileRun(RunOptions):
         The format of recordings that are raw samples.
     recording_file : str or None
         The file that the recording on standard input was written to.
-    live : RawSound or None
+    live : SoundSource or None
         The recording on standard input, read while it comes.
     max_words : int or None
         The most words of a subtitle; None for all words of a segment.
@@ -111,7 +111,7 @@ class FileRun(RunOptions):
     sound_input: bool
     raw: RawFormat | None = None
     recording_file: str | None = None
-    live: RawSound | None = None
+    live: SoundSource | None = None
     max_words: int | None = None
     stream: bool = False
     prompt: str | None = None
@@ -145,11 +145,11 @@ def run_files(run: FileRun) -> int:
     run = replace(run, sources=expand_patterns(run.sources))
     _check(run)
     if run.raw is not None and STDIN in run.sources:
-        live = RawSound("standard input", run.raw, sound_on_standard_input("--sample-rate with -", run.sources))
+        live = SoundSource("standard input", run.raw, sound_on_standard_input("--sample-rate with -", run.sources))
         run = replace(run, live=live, stream=True)
     elif run.sound_input:
         with recording_on_standard_input(run.sources, live=run.stream) as found:
-            if isinstance(found, RawSound):
+            if isinstance(found, SoundSource):
                 return _run(replace(run, live=found))
             return _run(replace(run, sources=[found], recording_file=found))
     return _run(run)
@@ -505,7 +505,7 @@ class _Run:
             next(iter(lines))  # the place of standard input
             files = [run.live]
         elif run.raw is not None:
-            files = (RawSound(name, run.raw) if isinstance(name, str) else name for name in files)
+            files = (SoundSource(name, run.raw) if isinstance(name, str) else name for name in files)
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
         if runner.has_windows:
             how |= {

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.audio import RATE_HZ, Array, chirp
+from support.audio import RATE_HZ, Array, chirp, encoded
 from support.bundles.cache import BundleCache
 from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.inputs.output import TextSegment
-from tightbeam.deploy.inputs.raw_sound import RawFormat, RawSound
 from tightbeam.deploy.inputs.run import FoundSegments
+from tightbeam.deploy.inputs.sound_source import RawFormat, SoundSource
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model import input_files
 from tightbeam.deploy.run_model.subtitles import subtitles
@@ -70,7 +70,7 @@ def test_segments_come_before_the_end_of_the_pipe(runner: Runner, wave: Array) -
     thread.start()
     segments: list[TextSegment] = []
     with open(reader, "rb") as pipe:
-        for item in run_windows(runner.model, [RawSound("pipe", FORMAT, pipe)], batch_size=2, settings={}):
+        for item in run_windows(runner.model, [SoundSource("pipe", FORMAT, pipe)], batch_size=2, settings={}):
             if isinstance(item, FoundSegments):
                 segments += item.segments
                 found.set()
@@ -83,7 +83,7 @@ def test_segments_come_before_the_end_of_the_pipe(runner: Runner, wave: Array) -
 def test_sound_that_breaks_while_it_comes_fails_alone(runner: Runner, wave: Array) -> None:
     broken = wave.copy()
     broken[int(2.2 * RATE_HZ) :] = np.nan
-    sources = [RawSound("pipe", FORMAT, io.BytesIO(broken.tobytes())), wave]
+    sources = [SoundSource("pipe", FORMAT, io.BytesIO(broken.tobytes())), wave]
     items = list(run_windows(runner.model, sources, batch_size=2, settings={}))
     failed, done = (item for item in items if not isinstance(item, FoundSegments))
     assert "pipe holds NaN or infinity" in str(failed.failure)
@@ -106,7 +106,7 @@ def test_features_on_demand_are_those_of_the_whole(runner: Runner, wave: Array) 
     assert live.loud_frames(0, whole.frames, -30) == whole.loud_frames(0, whole.frames, -30) > 0
 
 
-def test_a_wav_file_is_streamed_from_a_pipe(
+def test_a_file_is_streamed_from_a_pipe(
     runner: Runner, wave: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = runner.transcribe_segments([wave])[0]
@@ -116,14 +116,17 @@ def test_a_wav_file_is_streamed_from_a_pipe(
     content = wav_of(wave, "WAV")
     assert run(*options, given=b"")[0] == subtitles(parts, "srt")
     content = content[:-100]
-    assert "standard input is cut short, 100 bytes of its samples are missing" in run(*options, given=b"", code=1)[1]
-    monkeypatch.undo()
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
-    monkeypatch.setattr(input_files, "_standard_input", lambda: Pipe(content))
+    assert "note: standard input: its end is missing: the file breaks off after 2.9 s" in run(*options, given=b"")[1]
     content = wav_of(wave, "FLAC", "PCM_24")
     flac = tmp_path / "talk.flac"
     flac.write_bytes(content)
     assert run(*options, given=b"")[0] == run(str(flac), "--format", "srt")[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    monkeypatch.setattr(input_files, "_standard_input", lambda: Pipe(content))
+    content = encoded(wave, kind="ipod", codec="alac")
+    (tmp_path / "talk.m4a").write_bytes(content)
+    assert run(*options, given=b"")[0] == run(str(tmp_path / "talk.m4a"), "--format", "srt")[0]
 
 
 class Pipe(io.BytesIO):
