@@ -55,5 +55,5 @@ def test_image_files() -> None:
         finally:
             image.close()
 
-    valid = valid_files()
-    fuzz("images", bytes_like(valid), run, first=[*valid, *corpus("images")])
+    known = [*valid_files(), *corpus("images")]
+    fuzz("images", bytes_like(known), run, first=known)

@@ -43,8 +43,8 @@ def test_sound_files() -> None:
         for _ in read_blocks(data, 16_000, most_s=20):
             pass
 
-    valid = valid_files()
-    fuzz("sound", bytes_like(valid), run, first=[*valid, *corpus("sound")])
+    known = [*valid_files(), *corpus("sound")]
+    fuzz("sound", bytes_like(known), run, first=known)
 
 
 def test_streams() -> None:
