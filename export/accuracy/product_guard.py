@@ -75,7 +75,7 @@ def int4_matrices(sites: Sequence[Site], rows: Mapping[str, Array]) -> dict[str,
     found: dict[str, Int4Matrix] = {}
     for shared in counted(_by_matrix(sites), "matrices rounded to 4 bits"):
         first = shared[0]
-        if first.heads or first.X % BLOCK or any(site.X != first.X for site in shared):
+        if first.heads or first.place is not None or first.X % BLOCK or any(site.X != first.X for site in shared):
             continue
         matrix = corrected(first.values, [rows[site.name] for site in shared if site.name in rows])
         found |= dict.fromkeys((site.name for site in shared), matrix)

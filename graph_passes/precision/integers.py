@@ -69,6 +69,14 @@ class QuantizedWeights:
             self._keep(key, values, (tiles, scale))
         return self.made[key][1]
 
+    def table_of(self, site: Site) -> tuple[Array, Array, Array]:
+        """Integers uint8 [Y, X] of a table, the scale [Y] of its rows, and the integer uint8 [Y] that is zero."""
+        integers, scale = quantized_columns(site.values)
+        unsigned = np.ascontiguousarray((integers.T.astype(np.int16) + MOST).astype(np.uint8))
+        made = unsigned, scale.reshape(-1), np.full(site.Y, MOST, np.uint8)
+        self.saved += site.values.nbytes - sum(array.nbytes for array in made)
+        return made
+
     def _keep(self, key: tuple[int, bool], values: Array, made: tuple[Array, ...]) -> None:
         self.made[key] = values, made
         self.saved += values.nbytes - sum(array.nbytes for array in made)

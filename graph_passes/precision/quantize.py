@@ -5,12 +5,13 @@
     x - MatMul(Q); x - MatMul(K)                ->  x - QuantizeRows - QuantizedMatMul(., Q uint8); ...(., K uint8)
     tokens - Gather(E); x - Gemm(E, transB = 1) ->  tokens - QuantizedGather(E^T uint8); x - ...MatMul(E^T uint8)
     x - Transpose - MatMul(W_i) - Transpose     ->  x [R, H, X] - HeadMatMul(W uint8, scale [H, 1, Y])
+    x - Conv(W float32); x - Add(P float32)     ->  x - Conv(DequantizeLinear(W uint8, scale)); ... Add(...)
 
 Each row of x is quantised by itself in every run: by its product, if only one product reads it, else once for all of
 them. A product takes over the bias, the activation and the residual that follow it, if nothing else reads the tensors
 in between. An embedding of tokens or of positions is quantised too; if it is tied to the logits, both read one matrix.
-Everything else stays float32: caches, attention, norms, convolutions, and products whose input width is not a multiple
-of 4.
+Kernels of convolutions and positions that are added are stored in int8, and computed in float32. Everything else stays
+float32: caches, attention, norms, and products whose input width is not a multiple of 4.
 
 ``forms`` gives products and embeddings another form, by name: "w8a16" keeps 15 bits of a product's rows, and "fp32"
 leaves it as it is. "w4a16" has weights of 4 bits as well, which ``int4`` gives. The guard makes that choice
@@ -40,7 +41,7 @@ from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.integers import QuantizedWeights
 from tightbeam.graph_passes.precision.products import Products
-from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of
+from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of, tables_of
 
 __all__ = ["NO_FORMS", "NO_INT4", "quantize"]
 
@@ -77,8 +78,11 @@ def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeight
     quantizer = _Quantizer(Products(graph, NAME, name), weights, wide, readers)
     for site in chosen:
         quantizer.replace(site)
+    tables = [site for site in tables_of(graph, name, sizes) if forms.get(site.name) != "fp32"]
+    for site in tables:
+        quantizer.store(site)
     tidy(graph)
-    return len(chosen)
+    return len(chosen) + len(tables)
 
 
 class _Quantizer:
@@ -107,6 +111,14 @@ class _Quantizer:
         else:
             inputs = [*self._quantized_rows(site, site.rows), *self._matrix(site)]
             self.products.product(site, "QuantizedMatMul", inputs, activates=True)
+
+    def store(self, site: Site) -> None:
+        """Keep a table in integers, and make it float32 in every run."""
+        assert site.place is not None
+        shape = list(site.node.inputs[site.place].shape)
+        given = [self.build.constant(array, array.dtype) for array in self.weights.table_of(site)]
+        table = self.build.add("DequantizeLinear", given, {"axis": 0})
+        site.node.inputs[site.place] = table if len(shape) == 2 else self.build.reshape(table, shape)
 
     def _products_of_heads(self, site: Site, rows: gs.Tensor) -> None:
         after = site.node.outputs[0].outputs[0]

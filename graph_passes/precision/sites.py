@@ -1,8 +1,9 @@
-"""The products with constant matrices and the embeddings of a graph, which int8 can quantise.
+"""The products with constant matrices, the embeddings and the tables of a graph, which int8 can quantise.
 
 MatMul(x [..., X], W [X, Y]) [- Add b]; Gemm(x, W [Y, X], c)    a product
 x [R, H, X] - Transpose - MatMul(W [H, X, Y]) - Transpose       the products of H heads
 Gather(E [tokens, X], tokens)                                   an embedding
+Conv(x, W [Y, ...]); Add(x, P [.., Y, D]); Gather(P, 0 .. N)    a table: kept in 8 bits, computed in float32
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from tightbeam.graph_passes.builder import only_reader
 from tightbeam.graph_passes.model import Array, ModelGraphs, Sizes
 from tightbeam.plugins.ops.quantized_matmul import GROUP
 
-__all__ = ["BITS", "FORMS", "Site", "named_graphs", "sites", "sites_of"]
+__all__ = ["BITS", "FORMS", "Site", "named_graphs", "sites", "sites_of", "tables_of"]
 
 FEWEST_POSITIONS = 32
 """Rows from which a table of positions is quantised."""
+NARROWEST_TABLE = 32
+"""Fewest numbers of a row of a table. With fewer, as in a depthwise convolution, the scales would outweigh them."""
 FORMS = ("w4a16", "int8", "w8a16", "fp32")
 """Forms of a product or an embedding, the cheapest first: weights of 4 bits and rows of 16; integers of 8 bits; weights
 of 8 bits and rows of 16; as it is."""
@@ -41,6 +44,8 @@ class Site:
     """the rows that are multiplied, X wide, or [R, H, X]; None for an embedding"""
     bias: gs.Constant | None = None
     addend: gs.Tensor | None = None
+    place: int | None = None
+    """of a table, which input of the node it is; None for a product or an embedding"""
 
     @property
     def heads(self) -> int:
@@ -70,8 +75,12 @@ class Site:
 
 
 def sites(graphs: ModelGraphs) -> list[Site]:
-    """The products and embeddings that ``quantize`` would quantise, in the order of the graphs."""
-    return [site for name, graph in named_graphs(graphs) for site in sites_of(graph, name, graphs.sizes)]
+    """What ``quantize`` would quantise: the products and embeddings of each graph in its order, then its tables."""
+    return [
+        site
+        for name, graph in named_graphs(graphs)
+        for site in (*sites_of(graph, name, graphs.sizes), *tables_of(graph, name, graphs.sizes))
+    ]
 
 
 def named_graphs(graphs: ModelGraphs) -> tuple[tuple[str, gs.Graph], ...]:
@@ -88,6 +97,31 @@ def sites_of(graph: gs.Graph, name: str, sizes: Sizes, group: int = GROUP) -> li
         if site is not None and site.X % group == 0:
             found.append(site)
     return found
+
+
+def tables_of(graph: gs.Graph, name: str, sizes: Sizes) -> list[Site]:
+    """The tables of one graph, called ``name``: kernels of convolutions, and positions that are added whole."""
+    found = (_table(node, f"{name}.{node.name}", sizes) for node in graph.nodes)
+    return [site for site in found if site is not None]
+
+
+def _table(node: gs.Node, place: str, sizes: Sizes) -> Site | None:
+    if node.op not in ("Conv", "Add", "Gather") or node.domain:
+        return None
+    if node.op == "Gather" and not isinstance(node.inputs[1], gs.Constant):
+        return None
+    for index, constant in enumerate(node.inputs):
+        if not isinstance(constant, gs.Constant) or constant.dtype != np.float32 or len(constant.shape) < 2:
+            continue
+        width = int(constant.shape[-1])
+        if node.op == "Conv":
+            width = int(np.prod(constant.shape[1:]))
+        elif sizes.rotary or width != sizes.D or constant.values.size < FEWEST_POSITIONS * width:
+            continue
+        values = constant.values.reshape(-1, width)
+        if width >= NARROWEST_TABLE and np.isfinite(values).all():
+            return Site(place, node, gs.Constant(constant.name, values), True, None, place=index)
+    return None
 
 
 def _product(node: gs.Node, place: str) -> Site | None:

@@ -54,7 +54,7 @@ def divergence(exact: Sequence[Array], other: Sequence[Array]) -> float:
         likely = np.isfinite(wanted)
         wanted, found = (each[likely].astype(np.float64) for each in (wanted, found))
         total += float((np.exp(wanted) * (wanted - found)).sum())
-    return total / sum(map(len, exact))
+    return max(0.0, total / sum(map(len, exact)))  # rounding may bring it below
 
 
 def distance(exact: Sequence[Array], other: Sequence[Array]) -> float:

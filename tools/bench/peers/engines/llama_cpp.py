@@ -1,4 +1,4 @@
-"""llama.cpp, in float32 and in Q8_0 (``int8``): greedy search of Llama types, line by line.
+"""llama.cpp, in float32, in Q8_0 (``int8``) and in Q4_0 with an embedding in Q8_0 (``int4``): greedy search of Llama types, line by line.
 
 The model's file is written here from the checkpoint's weights. It has no tokenizer, since ids go in and come out.
 """
@@ -14,6 +14,7 @@ IMPORTS = ("llama_cpp",)
 FILE = "model.gguf"
 MOST_POSITIONS = 2048
 """Positions of the cache, which is allocated whole."""
+FORMS = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 LAYER = {
     **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
     **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
@@ -61,7 +62,9 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
                 if stem[-6:] in ("q_proj", "k_proj"):  # whose pairs of positions lie side by side there
                     halves = array.reshape(heads[stem[-6]], 2, width // 2, array.shape[1])
                     array = halves.swapaxes(1, 2).reshape(array.shape)
-                kind = kinds.Q8_0 if precision == "int8" and array.ndim == 2 else kinds.F32
+                kind = kinds[FORMS[precision]] if array.ndim == 2 else kinds.F32
+                if kind == kinds.Q4_0 and names[stem] in ("token_embd", "output"):
+                    kind = kinds.Q8_0  # as llama-quantize has it if 256 does not divide the width
                 writer.add_tensor(f"{names[stem]}.weight", gguf.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
