@@ -14,6 +14,8 @@ MISSING = gs.Variable.empty()
 """An optional input that is left out."""
 ROWS, POSITIONS = "rows", "positions"
 """Last part of the name of a Reshape made by :meth:`Builder.rows` or :meth:`Builder.positions`."""
+INVERSE = "inverse"
+"""Last part of the name of a constant made by :meth:`Builder.inverse`."""
 
 
 class Builder:
@@ -28,6 +30,12 @@ class Builder:
         """New constant of ``values`` in ``dtype``."""
         self.count += 1
         return gs.Constant(f"{self.prefix}.constant_{self.count}", np.ascontiguousarray(values, dtype=dtype))
+
+    def inverse(self, values: Any, dtype: Any) -> gs.Constant:
+        """New constant of ``values``, which have the right inverse of a weight in them (``split_inverses``)."""
+        made = self.constant(values, dtype)
+        made.name += f".{INVERSE}"
+        return made
 
     def add(
         self,

@@ -11,12 +11,12 @@
                         search_head, step_rows, fold_residuals
     skip_small_weights  if asked for: not exact
     move_scales         for int8 and int4, with scales that the export chooses on real rows
-    to_precision        lower_precision for half precision; else encoder_attention, prompt_attention, quantize and
-                        normalize_rows for int8 and int4, linear, flat_rows, screen_head if asked for, and
-                        quantize_source for an int8 source cache, else prompt_parts: half precision and integers are
-                        not exact
-    tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, lower_precision; then,
-                        on the written messages, to_plugin_nodes
+    to_precision        split_inverses and lower_precision for half precision; else encoder_attention,
+                        prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows, screen_head
+                        if asked for, and quantize_source for an int8 source cache, else prompt_parts: half precision
+                        and integers are not exact
+    tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, split_inverses and
+                        lower_precision; then, on the written messages, to_plugin_nodes
 
 Every pass has the signature ``pass_(graphs, ...) -> PassResult``.
 """
@@ -47,6 +47,7 @@ from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, NO_INT4, quantize
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.precision.screen_head import screen_head
+from tightbeam.graph_passes.precision.split_inverses import split_inverses
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
 from tightbeam.graph_passes.tensorrt.fixed_capacity import fixed_capacity
@@ -193,7 +194,9 @@ def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[M
 
 
 def _precision_passes(precision: str) -> list[Pass]:
-    return [] if precision == "fp32" else [partial(lower_precision, precision=precision)]
+    if precision == "fp32":
+        return []
+    return [partial(split_inverses, precision=precision), partial(lower_precision, precision=precision)]
 
 
 def _run(passes: Iterable[Pass], graphs: ModelGraphs) -> tuple[ModelGraphs, list[PassResult]]:

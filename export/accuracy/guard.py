@@ -283,7 +283,7 @@ class _LayerAttentions:
         else:
             states = attention.states
             rows = states if form.of_inputs is None else product_in(states, form.of_inputs, precision)
-            found = lowered.from_rows(rows, form.to_keys, form.to_values, dtype)
+            found = lowered.from_rows(rows, form.to_keys, form.to_values, dtype, split=form.inverted is not None)
         error = original.attention.error(found)
         return GuardResult(layer, self.name, kind, kind, error, original.allowed, original.error, 0.0, keys, 0.0)
 

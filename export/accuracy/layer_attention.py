@@ -28,6 +28,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "int4": torch.float32,
 }
 """Type of the attention itself, by the bundle's precision."""
+HALF = (torch.float16, torch.bfloat16)
 BASELINE_PRECISION: Mapping[str, str] = {"fp32": "fp16", "fp16": "fp16", "bf16": "bf16", "int8": "int8", "int4": "int8"}
 """Precision of the original attention whose error bounds the error of the rewritten one."""
 
@@ -134,23 +135,32 @@ class LayerAttention:
         return self._weights(self.query.to(dtype), keys.to(dtype)) @ values.to(dtype)
 
     def from_keys(self, W_KV: Any, dtype: torch.dtype) -> Tensor:
-        """Values made of the cached keys, after the softmax."""
+        """Values made of the cached keys, after the softmax, by a matrix that ``split_inverses`` splits."""
         keys = self.key.to(dtype)
         weights = self._weights(self.query.to(dtype), self._for_queries(self.scored).to(dtype))
-        of_bias = self._values(self.key_bias.to(dtype)[None, None, None], W_KV, dtype)
-        return self._values(weights @ keys[:, None], W_KV, dtype) - of_bias
+        of_bias = self._values(self.key_bias.to(dtype)[None, None, None], W_KV, dtype, split=True)
+        return self._values(weights @ keys[:, None], W_KV, dtype, split=True) - of_bias
 
-    def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype) -> Tensor:
-        """Keys and values both made of ``rows`` [B, N, X], with W_K [X, G K] and W_V [X, G V]."""
+    def from_rows(self, rows: Tensor, W_K: Any, W_V: Any, dtype: torch.dtype, *, split: bool = False) -> Tensor:
+        """Keys and values both made of ``rows`` [B, N, X], with W_K [X, G K] and W_V [X, G V].
+
+        ``split``: W_V is made by an inverse, and ``split_inverses`` splits it.
+        """
         H, K = self.query.shape[1], self.query.shape[3]
         by_head = torch.from_numpy(key_heads(W_K, H, K)).to(dtype)  # [H, K, X]
         weights = self._weights(self.query.to(dtype) @ by_head, rows[:, None].to(dtype))
-        return self._values(weights @ rows[:, None].to(dtype), W_V, dtype)
+        return self._values(weights @ rows[:, None].to(dtype), W_V, dtype, split=split)
 
-    def _values(self, latent: Tensor, weight: Any, dtype: torch.dtype) -> Tensor:
+    def _values(self, latent: Tensor, weight: Any, dtype: torch.dtype, *, split: bool) -> Tensor:
+        """Values of ``latent`` [B, H, T, X]; a matrix that is split has twice the bits of ``dtype``."""
         H = self.query.shape[1]
         G = self.scored.shape[1]
-        return latent @ torch.from_numpy(value_heads(weight, H, weight.shape[1] // G)).to(dtype)
+        by_head = torch.from_numpy(value_heads(weight, H, weight.shape[1] // G))  # [H, X, V]
+        high = by_head.to(dtype)
+        if not split or dtype not in HALF:
+            return latent @ high
+        both = torch.cat([high, (by_head - high).to(dtype)], dim=-2)
+        return torch.cat([latent, latent], dim=-1) @ both
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Softmax in float32 at least, its result in the precision of the products."""

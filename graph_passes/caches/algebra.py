@@ -194,8 +194,14 @@ def value_heads(weight: Array, H: int, width: int) -> Array:
     return np.ascontiguousarray(by_head.repeat(H // len(by_head), axis=0))
 
 
-def multiply_heads(build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any) -> gs.Tensor:
-    """Product of each head with its weight: [R, H, Y] from ``tensor``, R H X numbers, and ``weights`` [H, X, Y]."""
+def multiply_heads(
+    build: Builder, tensor: gs.Tensor, weights: Array, dtype: Any, *, inverse: bool = False
+) -> gs.Tensor:
+    """Product of each head with its weight: [R, H, Y] from ``tensor``, R H X numbers, and ``weights`` [H, X, Y].
+
+    ``inverse``: the weights have a right inverse in them.
+    """
     H, X, _ = weights.shape
     by_head = build.transpose(build.reshape(tensor, [-1, H, X]), [1, 0, 2])  # [H, R, X]
-    return build.transpose(build.add("MatMul", [by_head, build.constant(weights, dtype)]), [1, 0, 2])
+    constant = (build.inverse if inverse else build.constant)(weights, dtype)
+    return build.transpose(build.add("MatMul", [by_head, constant]), [1, 0, 2])

@@ -125,7 +125,7 @@ class CachedKeys:
         """o_i [R, H, V] from c_i = P_i k', ``weighted`` [R, H, E]."""
         W_KV = value_heads(right_inverse_times(self.weight, block.value.weight.values), sizes.H, sizes.V)  # [H, E, V]
         dtype = block.key.weight.dtype
-        values = multiply_heads(build, weighted, W_KV, dtype)
+        values = multiply_heads(build, weighted, W_KV, dtype, inverse=True)
         if self.bias is None:
             return values
         return build.add("Sub", [values, build.constant(self.bias @ W_KV, dtype)])

@@ -26,6 +26,10 @@ from tightbeam.graph_passes.model import ModelGraphs, RunSize, Sizes
 __all__ = ["Machine", "RunCost", "WeightCounts", "Work", "count_weights", "encoder_work", "predict", "step_work"]
 
 
+HALF = 2
+"""Bytes of a number in half precision."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """The numbers of a machine."""
@@ -165,8 +169,14 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
     chosen = [layer.source for layer in plan]
     for index, layer in enumerate(plan):
         is_first = chosen.index(layer.source) == index
-        works += _source_attention(SOURCE[layer.source], is_first, layer.source_keys.few, sizes, run)
-        works += _generated_attention(GENERATED[layer.generated], layer.generated_keys.few, sizes, run)
+        source, generated = SOURCE[layer.source], GENERATED[layer.generated]
+        cost = (source.first_attention if is_first and source.first_attention else source.attention)(
+            sizes, layer.source_keys.few
+        )
+        if sizes.decoder_only and source.one_matrix is generated.one_matrix is not None:  # one prefix, one product
+            cost = replace(cost, by_row=cost.by_row - cost.read * sizes.V, inverted=0)
+        works += _source_attention(source, cost, sizes, run)
+        works += _generated_attention(generated, layer.generated_keys.few, sizes, run)
     return works
 
 
@@ -176,10 +186,8 @@ def _product(name: str, numbers: int, rows: int, run: RunSize) -> Work:
     return Work(name, round(numbers * (run.weight_itemsize or run.itemsize)), 2 * rows * numbers, rate)
 
 
-def _source_attention(kind: SourceKind, is_first: bool, r: int, sizes: Sizes, run: RunSize) -> list[Work]:
-    """Attention over the source; ``is_first``: in the first layer of the kind. ``r``: numbers beside the keys."""
-    own = kind.first_attention if is_first and kind.first_attention is not None else kind.attention
-    cost = own(sizes, r)
+def _source_attention(kind: SourceKind, cost: AttentionCost, sizes: Sizes, run: RunSize) -> list[Work]:
+    """Attention over the source."""
     works = _attention("source attention", cost, run.N, run.M if kind.per_beam else 1, sizes, run)
     if run.quantized_source and kind.scales is not None:
         numbers = run.B * run.N * (cost.read + 4 * kind.scales(sizes, 1))
@@ -202,6 +210,7 @@ def _attention(name: str, cost: AttentionCost, positions: int, reads: int, sizes
     queries = sizes.streams * run.R * sizes.H
     numbers = run.B * positions * reads * cost.read
     works = [Work(name, numbers * run.itemsize, 2 * queries * positions * cost.by_score, operator=cost.operator)]
-    if cost.by_row:
-        works.append(_product("products by head", sizes.H * cost.by_row, sizes.streams * run.R, run))
+    by_row = cost.by_row + (cost.inverted if run.itemsize == HALF else 0)
+    if by_row:
+        works.append(_product("products by head", sizes.H * by_row, sizes.streams * run.R, run))
     return works

@@ -44,6 +44,8 @@ class AttentionCost:
     """multiplications of a query head at a position"""
     by_row: int = 0
     """multiplications of a query head with weights, beyond those of the canonical step"""
+    inverted: int = 0
+    """of these, with matrices that have an inverse in them, which half precision splits in two (``split_inverses``)"""
     operator: str = ""
     """key of ``Machine.kernels``: an operator, and over what, if not keys and values; empty for ONNX's Attention"""
     int8_rate: str = ""
@@ -56,12 +58,17 @@ class AttentionCost:
         Queries are 0 at the r numbers: an encoder-decoder model makes these zeros with their projection.
         """
         X, zeros = sizes.E + r, 0 if sizes.decoder_only else sizes.D * (r // sizes.G)
-        return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, operator)
+        return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, X * sizes.V, operator)
 
     @classmethod
-    def over_rows(cls, sizes: Sizes, X: int, operator: str, int8_rate: str = "") -> AttentionCost:
-        """Attention over cached rows [N, X], of which keys and values are made (weight absorption)."""
-        return cls(X, 2 * X, X * (sizes.K + sizes.V), operator, int8_rate)
+    def over_rows(
+        cls, sizes: Sizes, X: int, operator: str, int8_rate: str = "", *, inverse: bool = False
+    ) -> AttentionCost:
+        """Attention over cached rows [N, X], of which keys and values are made (weight absorption).
+
+        ``inverse``: values are made by a matrix that has an inverse in it.
+        """
+        return cls(X, 2 * X, X * (sizes.K + sizes.V), X * sizes.V * inverse, operator, int8_rate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from tightbeam.graph_passes import (
     presets_of,
     rewrite,
     same_for_all,
+    to_precision,
 )
 from tightbeam.graph_passes.caches.cost import Machine, Work, count_weights, encoder_work, predict, step_work
 from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
@@ -71,6 +72,33 @@ def test_weights_are_counted_as_the_graphs_have_them(
         assert products_of(graphs.encoder) == in_encoder
         works = step_work(plan, sizes, run_size, counts)
         assert products_of(graphs.decoder) == sum(work.bytes for work in works if work.name.startswith("products"))
+        works = step_work(plan, sizes, replace(run_size, itemsize=2), counts)
+        in_half = sum(work.bytes for work in works if work.name.startswith("products")) // 2
+        assert products_of(to_precision(graphs, "fp16")[0].decoder) == in_half
+
+
+@pytest.mark.parametrize(
+    ("family", "variants"), [("gpt2", ("dedup", "el", "kcache", "xcache", "slim")), ("phi", ("kcache",))]
+)
+def test_weights_of_a_decoder_only_model_are_counted_as_its_graph_has_them(
+    bundles: BundleCache, family: str, variants: tuple[str, ...]
+) -> None:
+    """One product makes the values of the prompt and of the generated part, if both are cached in one form."""
+    canonical = bundles.trace(family)[1]
+    sizes, counts = canonical.sizes, count_weights(canonical)
+    for variant in variants:
+        for r in (0, 2 * sizes.G)[: 2 if variant == "kcache" else 1]:
+            form = KeyForm(few=r)
+            plan = [
+                replace(layer, source_keys=form, generated_keys=form)
+                for layer in same_for_all(PRESETS[variant], sizes.L, "")
+            ]
+            graphs, _ = rewrite(canonical, plan)
+            for itemsize in (1, 2):  # in half precision with both matrices of each inverse
+                works = step_work(plan, sizes, RunSize(B=1, M=1, N=1, T=1, itemsize=itemsize), counts)
+                counted = sum(work.bytes for work in works if work.name.startswith("products")) // itemsize
+                lowered = graphs if itemsize == 1 else to_precision(graphs, "fp16")[0]
+                assert products_of(lowered.decoder) == counted, variant
 
 
 def test_memory_bound_machine_prefers_fewest_bytes_and_compute_bound_fewest_flops() -> None:

@@ -91,7 +91,8 @@ def attend_matrix(
     to_values = value_heads(form.to_values, sizes.H, sizes.V)  # [H, X, V]
     attended = build.variable(f"attended_{layer}", [sizes.rows, sizes.H, to_values.shape[1]])
     build.operator("LatentAttention", [queries, matrix, flags], block.attributes, [attended])
-    block.replace_with(build.positions(multiply_heads(build, attended, to_values, dtype), sizes.H * sizes.V))
+    values = multiply_heads(build, attended, to_values, dtype, inverse=form.inverted is not None)
+    block.replace_with(build.positions(values, sizes.H * sizes.V))
 
 
 def drop_encoder_states(graphs: ModelGraphs) -> None:

@@ -53,7 +53,7 @@ SOURCE_FIRST_K = SourceKind(
     cross_pass=cross_first_keys,
     numbers=lambda sizes, layers: sizes.key_numbers,
     projected=lambda sizes, layers: sizes.source_D * sizes.E,
-    attention=lambda sizes, r: AttentionCost.over_rows(sizes, sizes.E + r, "LatentAttention of states"),
+    attention=lambda sizes, r: AttentionCost.over_rows(sizes, sizes.E + r, "LatentAttention of states", inverse=True),
     first_attention=lambda sizes, r: AttentionCost.over_keys(sizes, "LatentAttention of keys", r),
     one_matrix=over_first_keys,
     safer="states",
