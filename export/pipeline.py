@@ -26,7 +26,7 @@ from tightbeam.deploy.bundle.manifest import (
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import BundleError, is_panic
-from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
 from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, halves
@@ -316,6 +316,7 @@ def _rewrite_to(export: _Export, choice: Choice, activations: _Activations | Non
     if activations is None:
         export.on_step(MEASURING_ATTENTION)
         activations = calibrate(export.checkpoint, export.preparation.calibration, export.reference)
+        canonical.channels = channels_of(*activations)
     plan, measured = guard(canonical, export.plan, activations, options.precision)
     export.guarded = tuple(result.entry() for result in measured)
     if plan != export.plan:

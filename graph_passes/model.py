@@ -128,6 +128,9 @@ class ModelGraphs:
     """layer and head of each cross-attention that follows the audio (Whisper)"""
     few: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """r of a part ("source" or "generated") and layer whose cache of keys has a few more numbers a position"""
+    channels: Mapping[tuple[str, int], Array] = field(default_factory=dict)
+    """[D] of a part and layer: the root mean square of each channel that its keys are made of, as an export measures
+    it; by these the few numbers are chosen. All are taken as alike without it"""
     prompt: gs.Graph | None = None
     """the graph that encodes a part of a prompt behind cached positions; None before ``prompt_parts``, and if there
     cannot be one"""

@@ -14,8 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
+from tightbeam.graph_passes.model import Array
 
-__all__ = ["AttentionActivations", "decoder_activations"]
+__all__ = ["AttentionActivations", "channels_of", "decoder_activations"]
 
 IMPLEMENTATION = "sdpa"
 
@@ -87,6 +88,17 @@ def decoder_activations(
             )
     _checked(found, 2 * sizes.L)
     return found[1::2], found[::2]
+
+
+def channels_of(
+    source: Sequence[AttentionActivations], generated: Sequence[AttentionActivations]
+) -> dict[tuple[str, int], Array]:
+    """``ModelGraphs.channels``: the root mean square of each channel of the rows that a layer's keys are made of."""
+    return {
+        (part, layer): found.states.double().square().mean(dim=(0, 1)).sqrt().numpy()
+        for part, layers in (("source", source), ("generated", generated))
+        for layer, found in enumerate(layers)
+    }
 
 
 def _checked(found: list[AttentionActivations], expected: int) -> list[AttentionActivations]:

@@ -25,7 +25,7 @@ from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes import GENERATED, SOURCE, KeyForm, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import NORM, AttentionBlock, cross_attention, self_attention
-from tightbeam.graph_passes.caches.algebra import few_columns, orthonormal_heads
+from tightbeam.graph_passes.caches.algebra import channel_sizes, few_columns, orthonormal_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
 from tightbeam.graph_passes.caches.kind import GeneratedKind, SourceKind
 from tightbeam.graph_passes.caches.kinds import PROMPT_PAIRS
@@ -89,7 +89,7 @@ def guard(
     Parameters
     ----------
     canonical
-        The traced graphs, for the weights of each attention.
+        The traced graphs, for the weights of each attention, and for the channels of what keys are made of.
     plan
         The wanted kinds, a layer each.
     activations
@@ -113,8 +113,8 @@ def guard(
     self_blocks = self_attention(canonical, "guard")
     source_blocks = self_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
     parts = (
-        _LayerAttentions("source", SOURCE, source_blocks, cross_activations),
-        _LayerAttentions("generated", GENERATED, self_blocks, self_activations),
+        _LayerAttentions("source", SOURCE, source_blocks, cross_activations, canonical.channels),
+        _LayerAttentions("generated", GENERATED, self_blocks, self_activations, canonical.channels),
     )
     measured: list[GuardResult] = []
     for part in parts:
@@ -210,6 +210,7 @@ class _LayerAttentions:
     kinds: Mapping[str, SourceKind] | Mapping[str, GeneratedKind]
     blocks: Mapping[int, AttentionBlock]
     activations: Sequence[AttentionActivations]
+    channels: Mapping[tuple[str, int], Any]
 
     def in_first_exact_form(self, layers: Sequence[int], kind: str, precision: str) -> list[GuardResult]:
         """The errors of layers of one kind, in the first form of their keys in which all of them are exact enough.
@@ -273,7 +274,7 @@ class _LayerAttentions:
         if is_first and keys.orthonormal:
             attention = attention.with_orthonormal_keys()
         if is_first and keys.few:
-            attention = attention.with_few(keys.few)
+            attention = attention.with_few(keys.few, self.channels.get((self.name, layer)))
         one_matrix = self.kinds[kind].one_matrix
         assert one_matrix is not None
         form = one_matrix(attention.W_K, attention.W_V, None if is_first else self._key_weight(first, keys))
@@ -303,14 +304,18 @@ class _LayerAttentions:
             form = one_matrix(self._key_weight(first, keys), W_V, None)
         else:
             form = one_matrix(self._key_weight(found.layer, KeyForm()), W_V, self._key_weight(first, keys))
-        return _condition_number(form.inverted)
+        # with a few more numbers: of inputs whose channels are alike, by which these numbers are chosen
+        sizes = channel_sizes(self.channels.get((self.name, first)) if keys.few else None, len(form.inverted))
+        return _condition_number(sizes * form.inverted)
 
     def _key_weight(self, layer: int, keys: KeyForm) -> Any:
         """The key weights of a layer in a form, [D, G K + r]."""
         weight = CachedKeys.of(self.blocks[layer]).weight
         if keys.orthonormal:
             weight, _ = orthonormal_heads(weight, self.activations[layer].key.shape[1])
-        return np.concatenate([weight, few_columns(weight, keys.few)], axis=1) if keys.few else weight
+        if not keys.few:
+            return weight
+        return np.concatenate([weight, few_columns(weight, keys.few, self.channels.get((self.name, layer)))], axis=1)
 
 
 def _condition_number(W_K: Any) -> float:

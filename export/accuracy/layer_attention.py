@@ -80,9 +80,9 @@ class LayerAttention:
         scored = key.reshape(B, N, G, K).transpose(1, 2)
         return replace(self, query=self.query @ by_query, key=key, scored=scored, W_K=W_K)
 
-    def with_few(self, r: int) -> LayerAttention:
-        """K plus r: r more numbers behind each row of keys, of which values are made too."""
-        W_K = np.concatenate([self.W_K, few_columns(self.W_K, r)], axis=1)
+    def with_few(self, r: int, channels: Any = None) -> LayerAttention:
+        """K plus r: r more numbers behind each row of keys, of which values are made too (``few_columns``)."""
+        W_K = np.concatenate([self.W_K, few_columns(self.W_K, r, channels)], axis=1)
         bias = torch.cat([self.key_bias, torch.zeros(r, dtype=torch.float64)])
         return replace(self, key=product_in(self.states, W_K) + bias, key_bias=bias, W_K=W_K)
 

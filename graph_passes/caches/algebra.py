@@ -39,7 +39,9 @@ change inside heads can reach, since each diagonal block of its Gram matrix is t
 K plus r: x F [N, r] is cached beside the keys, F [D, r] the left singular vectors of W_K with the smallest singular
 values, times the length of a column of W_K. The right inverse is then of [W_K F], whose condition is about
 s_1 / s_{D-r}: along F values are made of x F, along the rest of keys. The r numbers are columns of the same rows, r / G
-behind each head's key, where queries are 0: [k_1 f_1 .. k_G f_G], so that no operator knows of them.
+behind each head's key, where queries are 0: [k_1 f_1 .. k_G f_G], so that no operator knows of them. Some channels of x
+are many times as large as others. So the singular vectors are those of S W_K, S the sizes of the channels, which reads
+x S^-1, whose channels are alike; F is S^-1 times these.
 
 Keys of the first layer in place of S (``first-k``; Slim attention's hybrid): weight absorption over k1 = S W_K1, with
 W_K,l' = W_K1^+ W_K,l and W_V,l' = W_K1^+ W_V,l.
@@ -67,6 +69,9 @@ import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.model import Array
+
+LEAST_CHANNEL = 1e-3
+"""Smallest size of a channel that few_columns counts with, over the largest: one that is always 0 has a size too."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +158,35 @@ def orthonormal_heads(W_K: Array, G: int) -> tuple[Array, Array]:
     return scale * columns.transpose(1, 0, 2).reshape(weight.shape), factors / scale
 
 
-def few_columns(W_K: Array, r: int) -> Array:
-    """F [D, r] of K plus r, in float64, for W_K [D, E] with E >= D."""
-    weight = W_K.astype(np.float64)
+def few_columns(W_K: Array, r: int, channels: Array | None = None) -> Array:
+    """F of K plus r, in float64.
+
+    Parameters
+    ----------
+    W_K
+        [D, E], E >= D.
+    r
+        Columns.
+    channels
+        [D], sizes of the channels of x; None if they are alike.
+
+    Returns
+    -------
+    Array
+        [D, r].
+    """
+    sizes = channel_sizes(channels, len(W_K))
+    weight = sizes * W_K.astype(np.float64)
     vectors, _, _ = np.linalg.svd(weight, full_matrices=False)
-    return vectors[:, len(weight) - r :] * (np.sqrt(np.square(weight).sum() / weight.shape[1]) or 1.0)
+    return vectors[:, len(weight) - r :] * (np.sqrt(np.square(weight).sum() / weight.shape[1]) or 1.0) / sizes
+
+
+def channel_sizes(channels: Array | None, D: int) -> Array:
+    """Sizes of channels as a column [D, 1] in float64, none of them nearly 0; ones for None."""
+    if channels is None or not np.any(channels):
+        return np.ones((D, 1))
+    sizes = np.asarray(channels, np.float64).reshape(D, 1)
+    return np.maximum(sizes, LEAST_CHANNEL * sizes.max())
 
 
 def behind_heads(rows: Array, few: Array, G: int) -> Array:

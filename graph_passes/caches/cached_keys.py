@@ -73,8 +73,8 @@ class CachedKeys:
     G: int = 1
 
     @classmethod
-    def of(cls, block: AttentionBlock, G: int = 1, r: int = 0) -> CachedKeys:
-        """Cached keys of a block with G key heads, and r more numbers."""
+    def of(cls, block: AttentionBlock, G: int = 1, r: int = 0, channels: Array | None = None) -> CachedKeys:
+        """Cached keys of a block with G key heads, and r more numbers; ``channels``: sizes of what they are made of."""
         weight = np.asarray(block.key.weight.values, np.float64)
         bias = None if block.key.bias is None else np.asarray(block.key.bias.values, np.float64).reshape(-1)
         norm = KeyNorm.of(block, weight.shape[1])
@@ -82,10 +82,16 @@ class CachedKeys:
             return cls(weight * norm.gain, None if bias is None else bias * norm.gain, norm)
         if not r:
             return cls(weight, bias, None)
-        few = few_columns(weight, r)
+        few = few_columns(weight, r, channels)
         if bias is not None:
             bias = behind_heads(bias, np.zeros(r), G)
         return cls(behind_heads(weight, few, G), bias, None, few, G)
+
+    @classmethod
+    def in_graphs(cls, graphs: ModelGraphs, part: str, layer: int, block: AttentionBlock) -> CachedKeys:
+        """Cached keys of a layer's attention over the "source" or the "generated" part, as the graphs ask for them."""
+        found = part, layer
+        return cls.of(block, graphs.sizes.G, graphs.few.get(found, 0), graphs.channels.get(found))
 
     @property
     def behind(self) -> int:

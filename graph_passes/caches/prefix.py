@@ -10,8 +10,6 @@ own, o_g, and moves both into the operator, which merges them (optional inputs o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_graphsurgeon as gs
 
 from tightbeam.graph_passes.attention import AttentionBlock
@@ -23,7 +21,7 @@ from tightbeam.graph_passes.caches.algebra import (
     value_heads,
 )
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
-from tightbeam.graph_passes.model import PassError, Sizes
+from tightbeam.graph_passes.model import ModelGraphs, PassError, Sizes
 
 VALUES, KEYS, INPUTS = "values", "keys", "inputs"
 """Forms of a prefix output, by the rows that it is a weighted sum of: each head's values [R, H V], whole rows of keys
@@ -52,13 +50,7 @@ def set_prefix(block: AttentionBlock, form: str, output: gs.Tensor, lse: gs.Tens
 
 
 def prefix_of(
-    build: Builder,
-    sizes: Sizes,
-    pass_name: str,
-    layer: int,
-    block: AttentionBlock,
-    form: str,
-    few: Mapping[tuple[str, int], int],
+    build: Builder, graphs: ModelGraphs, pass_name: str, layer: int, block: AttentionBlock, form: str
 ) -> list[gs.Tensor]:
     """A layer's prefix for an operator of the generated part.
 
@@ -66,16 +58,14 @@ def prefix_of(
     ----------
     build
         Builder of the decoder.
-    sizes
-        Sizes of the model.
+    graphs
+        For the sizes of the model, and for the numbers that are cached beside keys.
     pass_name, layer
         For the error.
     block
         The layer's self-attention.
     form
         Form of the operator's own output; the kinds of cache go together (``kinds.PROMPT_PAIRS``).
-    few
-        ``ModelGraphs.few``.
 
     Returns
     -------
@@ -93,13 +83,13 @@ def prefix_of(
             f"{pass_name}: layer {layer} caches nothing of the prompt yet; run a pass of its source cache first"
         )
     output, lse = block.node.inputs[3:5]
-    H = sizes.H
+    sizes, few, H = graphs.sizes, graphs.few, graphs.sizes.H
     if found == form:
         if form == KEYS and few.get(("source", layer), 0) != few.get(("generated", layer), 0):
             raise PassError(f"{pass_name}: layer {layer} caches other numbers of the prompt than of the generated part")
         return [output, lse]
     part = "source" if found == KEYS else "generated"
-    cached = CachedKeys.of(block, sizes.G, few.get((part, layer), 0))
+    cached = CachedKeys.in_graphs(graphs, part, layer, block)
     W_K, W_V = cached.weight, block.value.weight.values
     if form == VALUES:
         if found == KEYS:

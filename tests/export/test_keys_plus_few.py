@@ -98,6 +98,26 @@ def test_values_of_keys_and_a_few_more_numbers_are_exact_in_algebra() -> None:
     np.testing.assert_allclose(x @ wide @ over_keys(wide, W_V).to_values, x @ W_V, atol=1e-12)
 
 
+def test_the_few_numbers_are_those_that_keys_of_channels_of_many_sizes_lack() -> None:
+    """Values stay exact in algebra, and err less in float16 than with numbers chosen as if all channels were alike."""
+    generator = np.random.default_rng(0)
+    sizes = np.exp(generator.normal(0, 1.5, 32))
+    x, W_V = generator.standard_normal((500, 32)) * sizes, generator.standard_normal((32, 32)) / sizes[:, None]
+    u, s, v = np.linalg.svd(generator.standard_normal((32, 32)))
+    W_K = (u * np.where(np.arange(32) < 26, s, 1e-6)) @ v / sizes[:, None]
+
+    def error(channels: Any) -> float:
+        wide = np.concatenate([W_K, few_columns(W_K, 8, channels)], axis=1)
+        to_values = over_keys(wide, W_V).to_values
+        np.testing.assert_allclose(x @ wide @ to_values, x @ W_V, atol=1e-6)
+        cached = (x @ wide).astype(np.float16).astype(np.float64)
+        return float(np.abs(cached @ to_values - x @ W_V).mean())
+
+    assert error(sizes) < 0.8 * error(None)
+    np.testing.assert_array_equal(few_columns(W_K, 8, np.zeros(32)), few_columns(W_K, 8))
+    assert np.isfinite(few_columns(W_K, 8, sizes * (np.arange(32) > 0))).all()
+
+
 def measured(
     checkpoints: CheckpointCache, folder: Path, family: str, precision: str, numbers: int = 2, **config: Any
 ) -> Any:

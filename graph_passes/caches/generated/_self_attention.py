@@ -167,7 +167,7 @@ class SelfAttentionCaches:
             return self.streams.optional(block)
         if not self.graphs.sizes.decoder_only:
             return []
-        prefix = prefix_of(self.build, self.graphs.sizes, self.pass_name, layer, block, form, self.graphs.few)
+        prefix = prefix_of(self.build, self.graphs, self.pass_name, layer, block, form)
         return prefix + self.key_bias.by_distance(self.history[0])
 
     def _rotation(self, layer: int, block: AttentionBlock) -> list[gs.Tensor]:

@@ -48,7 +48,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     require_wide_keys(caches.blocks, NAME)
     build = caches.build
     for layer, block in caches.blocks.items():
-        cached = CachedKeys.of(block, sizes.G, graphs.few.get(("generated", layer), 0))
+        cached = CachedKeys.in_graphs(graphs, "generated", layer, block)
         width, E = sizes.K + cached.behind, cached.weight.shape[1]
         others_read_queries = bool(block.between) or sizes.decoder_only
         of_queries = block.query if others_read_queries else cached.query_projection(block, sizes.H)

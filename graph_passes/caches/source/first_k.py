@@ -37,7 +37,7 @@ def cross_first_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -
     require_wide_keys({first: blocks[first]}, NAME)
     build = Builder(graphs.decoder, NAME)
     flags = sample_flags(graphs, build)
-    own = CachedKeys.of(blocks[first], sizes.G, graphs.few.get(("source", first), 0))
+    own = CachedKeys.in_graphs(graphs, "source", first, blocks[first])
     keys = rows_in_encoder(graphs, own.key_projection(blocks[first]), first, "key")
     for layer in (*others, first):
         block = blocks[layer]

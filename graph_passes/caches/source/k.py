@@ -47,7 +47,7 @@ def cross_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pass
     build = Builder(graphs.decoder, CROSS_NAME)
     flags = sample_flags(graphs, build)
     for layer, block in blocks.items():
-        own = CachedKeys.of(block, sizes.G, graphs.few.get(("source", layer), 0))
+        own = CachedKeys.in_graphs(graphs, "source", layer, block)
         keys = rows_in_encoder(graphs, own.key_projection(block), layer, "key")
         form = over_keys(own.weight, block.value.weight.values)
         attend_matrix(build, block, layer, keys, flags, form, sizes, own)
@@ -65,7 +65,7 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     build, encoder = Builder(graphs.decoder, PROMPT_NAME), Builder(graphs.encoder, PROMPT_NAME)
     latents = PromptLatents(graphs, build, KEYS)
     for layer, block in blocks.items():
-        own = CachedKeys.of(block, sizes.G, graphs.few.get(("source", layer), 0))
+        own = CachedKeys.in_graphs(graphs, "source", layer, block)
         by_head = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
         queries, keys = own.wider_queries(build, by_head), own.wider_keys(encoder, prompt[layer])
         cached, scales = own.cached(encoder, keys), None
