@@ -1,6 +1,7 @@
 """llama.cpp, in float32, Q8_0 (``int8``) or Q4_0 (``int4``, its embedding in Q8_0): greedy search of Llama types.
 
-Lines run one by one. The model's file is written here from the checkpoint's weights. It has no tokenizer, since ids go in and come out.
+Lines run one by one. The model's file is written here from the checkpoint's weights. It has no tokenizer, since ids go
+in and come out.
 """
 
 from __future__ import annotations
