@@ -304,6 +304,7 @@ class _LayerAttentions:
             form = one_matrix(self._key_weight(first, keys), W_V, None)
         else:
             form = one_matrix(self._key_weight(found.layer, KeyForm()), W_V, self._key_weight(first, keys))
+        assert form.inverted is not None
         # with a few more numbers: of inputs whose channels are alike, by which these numbers are chosen
         sizes = channel_sizes(self.channels.get((self.name, first)) if keys.few else None, len(form.inverted))
         return _condition_number(sizes * form.inverted)

@@ -186,7 +186,7 @@ def channel_sizes(channels: Array | None, D: int) -> Array:
     if channels is None or not np.any(channels):
         return np.ones((D, 1))
     sizes = np.asarray(channels, np.float64).reshape(D, 1)
-    return np.maximum(sizes, LEAST_CHANNEL * sizes.max())
+    return np.asarray(np.maximum(sizes, LEAST_CHANNEL * sizes.max()))
 
 
 def behind_heads(rows: Array, few: Array, G: int) -> Array:
