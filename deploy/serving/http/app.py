@@ -91,6 +91,7 @@ def make_app(
         kind = "speech" if model.manifest.speech else kind if model.reads_text else "image"
         chat = model.manifest.tokenizer is not None and model.manifest.tokenizer.has_chat_template
         own = {"kind": kind, "family": model.manifest.family, "chat": chat, "timestamps": model.has_timestamps}
+        own["words"] = model.has_times_of_words
         own["translates"] = bool(model.reads_text and model.manifest.generation.get("lang_to_id"))
         return {"id": model.name, "object": "model", "created": started, "owned_by": "tightbeam", **own}
 
@@ -132,7 +133,8 @@ def make_app(
 
 
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src blob:; "
+    "connect-src 'self'"
 )
 """The page asks nobody but this server."""
 

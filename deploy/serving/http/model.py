@@ -134,6 +134,12 @@ class ServedModel:
         return has_timestamps(self.manifest.generation, self.manifest.sizes.vocabulary)
 
     @property
+    def has_times_of_words(self) -> bool:
+        """True for a speech model that says when each word begins and ends."""
+        options, heads = self._options, self.manifest.generation.get("alignment_heads")
+        return bool(heads) and self.has_timestamps and (options.engine, options.device) == ("onnxruntime", None)
+
+    @property
     def ready(self) -> bool:
         """True while the worker runs, or is being started again."""
         return self._dispatcher.up
