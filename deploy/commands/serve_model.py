@@ -21,6 +21,8 @@ __all__ = ["main"]
 INSTALL = "pip install 'tightbeam[http]'"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,127}")
 PAIR = re.compile(r"(?:(.+)=)?([A-Za-z_]{2,12})-([A-Za-z_]{2,12})")
+ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+ANY_ORIGIN = "*"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -114,6 +116,7 @@ def serve_model(
         named = _named(bundles)
         pairs = _pairs(pair or [], named)
         keys = _keys(api_key_file)
+        origins = _origins(cors or [])
         listening = _listen(host, port)
     except (InputError, BundleError) as error:
         say(f"error: {error}")
@@ -140,9 +143,13 @@ def serve_model(
                 models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name))
                 stack.callback(models[name].close)
             limits = Limits(body_bytes=max_body_mb << 20, keys=keys)
-            served = make_app(models, metrics, limits=limits, origins=cors or [], log=log_line if log else None)
+            served = make_app(models, metrics, limits=limits, origins=origins, log=log_line if log else None)
             if not keys and host not in LOOPBACK:
                 say(f"note: whoever reaches {host} may use the models; pass --api-key-file to ask for a key")
+            elif not keys and ANY_ORIGIN in origins:
+                say(
+                    "note: any web page in a browser here may use the models; pass --api-key-file, or origins to --cors"
+                )
             stack.callback(_ignore_signals)
             run_server(served, listening, grace_s=grace_s, names=list(models))
     except (BundleError, InputError, WorkerError) as error:
@@ -208,6 +215,16 @@ def _keys(path: Path | None) -> list[str]:
     if not keys:
         raise InputError(f"{path} has no key; write one a line, such as the output of: openssl rand -hex 24")
     return keys
+
+
+def _origins(given: Sequence[str]) -> list[str]:
+    """Return the origins in the form in which browsers send them."""
+    for each in given:
+        if not ORIGIN.fullmatch(each):
+            raise InputError(
+                f"--cors {each} is not an origin; pass a scheme and a host, such as https://example.org, or *"
+            )
+    return [each.lower() for each in given]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {"num_beams": 1, "min_new_tokens": 50, "max_new_token
         (["m", "--api-key-file", "/nowhere"], "the keys cannot be read"),
         (["m", "--api-key-file", "/dev/null"], "/dev/null has no key; write one a line"),
         (["m", "--host", "203.0.113.1"], "203.0.113.1:8080 cannot be listened on"),
+        (["m", "--cors", "https://a.example/"], "--cors https://a.example/ is not an origin; pass a scheme and a host"),
+        (["m", "--cors", "a.example"], "--cors a.example is not an origin"),
         (["nowhere", "--port", "0"], "nowhere"),
     ],
 )

@@ -503,6 +503,21 @@ def test_keys(folders: dict[str, Path]) -> None:
         assert httpx.post(f"{running.url}/translate", data=right, timeout=60).status_code == 200
 
 
+def test_any_page_with_a_key_may_ask(folders: dict[str, Path]) -> None:
+    """A page sends the key itself; nothing that a browser sends by itself, such as a cookie, lets it in."""
+    with http_server({"chat": folders["chat"]}, limits=Limits(keys=["k1"]), origins=["*"]) as running:
+        page = {"Origin": "https://a.example"}
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+        preflight = httpx.options(f"{running.url}/v1/chat/completions", headers={**page, **asks})
+        assert preflight.status_code == 200 and "authorization" in preflight.headers["Access-Control-Allow-Headers"]
+        without = httpx.get(f"{running.url}/v1/models", headers={**page, "Cookie": "key=k1"})
+        right = httpx.get(f"{running.url}/v1/models", headers={**page, "Authorization": "Bearer k1"})
+        assert (without.status_code, right.status_code) == (401, 200)
+        for answer in (preflight, without, right):
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+            assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
 def test_bodies_that_stop_or_are_too_many_are_refused(folders: dict[str, Path]) -> None:
     """A client that stops in its body, and one whose body would be the second of 500 bytes that wait."""
     limits = Limits(held_bytes=800, silence_s=2)
