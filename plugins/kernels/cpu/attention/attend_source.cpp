@@ -1,5 +1,6 @@
 // The queries of all beams that share a key head go over its rows together, tile by tile, so that each row is read from
-// memory once. Masked positions are never read.
+// memory once; those of several heads, if all heads' values are the same rows (keys alone). Masked positions are never
+// read.
 #include "kernels/cpu/attention/attend_source.h"
 
 #include <algorithm>
@@ -16,16 +17,19 @@ namespace {
 constexpr int TILE = Attention::TILE;
 constexpr int ENOUGH_ITEMS = 8, FEWEST_QUERIES = 4;
 
-// The attention of some queries of sample b that share key head g, over the positions that count.
+// The attention of some queries of sample b over the positions that count: for each of `heads` key heads from g on its
+// queries [first, first + queries).
 class Item {
  public:
-  Item(const Source& source, const std::vector<int>& counted, size_t b, size_t g, int first, int queries)
+  Item(const Source& source, const std::vector<int>& counted, size_t b, size_t g, int heads, int first, int queries)
       : s_(source),
         counted_(counted),
         b_(b),
         g_(g),
+        heads_(heads),
         first_(first),
-        Q_(queries),
+        by_head_(queries),
+        Q_(heads * queries),
         K_(source.keys.width),
         V_(source.values.width),
         positions_(static_cast<int>(counted.size())),
@@ -47,8 +51,9 @@ class Item {
     for (int q = 0; q < Q_; ++q) attention.set_query(q, s_.query + place(q) * K_);
     for (int start = 0; start < positions_; start += TILE) {
       const int count = std::min(TILE, positions_ - start);
-      rotate(start, count);
-      attention.dot(0, Q_, &keys_[start], count, {&values_[start], count, V_});
+      Upcoming values{&values_[start], count, V_};
+      for (int head = 0; head < heads_; ++head, values.count = 0)
+        attention.dot(head * by_head_, by_head_, keys_of(head, start, count), count, values);
       for (int q = 0; q < Q_; ++q) finish(attention.scores(q), q, start, count);
       attention.weigh(0, Q_, count);
       attention.add(0, Q_, &values_[start], count, V_, 0, next(keys_, start + count, K_));
@@ -67,9 +72,11 @@ class Item {
     for (int q = 0; q < Q_; ++q) std::copy_n(s_.query + place(q) * K_, K_, &queries[static_cast<size_t>(q) * K_]);
     for (int start = 0; start < positions_; start += TILE) {
       const int count = std::min(TILE, positions_ - start);
-      rotate(start, count);
-      math.dot(queries.data(), Q_, &keys_[start], count, K_, &weights[start], positions_,
-               next(keys_, start + count, K_));
+      for (int head = 0; head < heads_; ++head) {
+        const size_t q = static_cast<size_t>(head) * by_head_;
+        math.dot(&queries[q * K_], by_head_, keys_of(head, start, count), count, K_, &weights[q * positions_ + start],
+                 positions_, next(keys_, start + count, K_));
+      }
     }
     std::vector<float> row_sums(Q_);
     for (int q = 0; q < Q_; ++q) {
@@ -107,7 +114,7 @@ class Item {
   }
 
   // Index of a query in [R, H].
-  size_t place(int q) const { return query_place(s_, b_, g_, first_ + q); }
+  size_t place(int q) const { return query_place(s_, b_, g_ + q / by_head_, first_ + q % by_head_); }
 
   std::vector<const float*> rows(const SourceRows& all) const {
     std::vector<const float*> rows(positions_);
@@ -120,20 +127,22 @@ class Item {
     return {rows.data() + from, std::min(TILE, positions_ - from), width};
   }
 
-  // Replaces the keys of a tile by rotated ones, if the source has a rotation.
-  void rotate(int start, int count) {
-    if (!s_.rotation) return;
+  // The keys of a tile for the item's next head, rotated if the source has a rotation, until the next call.
+  const float* const* keys_of(int head, int start, int count) {
     for (int i = 0; i < count; ++i) {
+      tile_[i] = keys_[start + i] + head * s_.keys.head;
+      if (!s_.rotation) continue;
       float* const rotated = &rotated_[static_cast<size_t>(i) * K_];
-      s_.rotation.rotate(keys_[start + i], rotated, K_, counted_[start + i]);
-      keys_[start + i] = rotated;
+      s_.rotation.rotate(tile_[i], rotated, K_, counted_[start + i]);
+      tile_[i] = rotated;
     }
+    return tile_;
   }
 
   // Finishes query q's scores at positions from `start` on: applies the keys' factors, the cap and the biases.
   void finish(float* scores, int q, int start, int count) const {
     if (s_.key_scales != nullptr) {
-      const float* const factors = s_.key_scales + (b_ * s_.G + g_) * s_.N;
+      const float* const factors = s_.key_scales + (b_ * s_.G + g_ + q / by_head_) * s_.N;
       for (int i = 0; i < count; ++i) scores[i] *= factors[counted_[start + i]];
     }
     cap_scores(scores, count, s_.softcap);
@@ -145,9 +154,10 @@ class Item {
   const Source& s_;
   const std::vector<int>& counted_;
   const size_t b_, g_;
-  const int first_, Q_, K_, V_, positions_;
-  std::vector<const float*> keys_;
+  const int heads_, first_, by_head_, Q_, K_, V_, positions_;
+  const std::vector<const float*> keys_;
   const std::vector<const float*> values_;
+  const float* tile_[TILE] = {};
   std::vector<float> rotated_;
 };
 
@@ -155,13 +165,22 @@ class Item {
 
 void attend_source(const Source& s, const Parallel& parallel) {
   const int queries = s.M * (s.H / s.G);  // of one sample and key head
-  const int parts = query_parts(s.B * s.G, queries, ENOUGH_ITEMS, FEWEST_QUERIES);
   const std::vector<std::vector<int>> counted = counted_positions(s.mask, s.B, s.N);
+  if (s.values.head == 0 && s.G > 1) {
+    const int parts = std::clamp(ENOUGH_ITEMS / s.B, 1, s.G);
+    parallel.for_each(static_cast<size_t>(s.B) * parts, [&](size_t item) {
+      const size_t b = item / parts, part = item % parts;
+      const size_t first = s.G * part / parts, heads = s.G * (part + 1) / parts - first;
+      Item(s, counted[b], b, first, static_cast<int>(heads), 0, queries).run();
+    });
+    return;
+  }
+  const int parts = query_parts(s.B * s.G, queries, ENOUGH_ITEMS, FEWEST_QUERIES);
   parallel.for_each(static_cast<size_t>(s.B) * s.G * parts, [&](size_t item) {
     const size_t b = item / parts / s.G, g = item / parts % s.G, part = item % parts;
     const int first = static_cast<int>(queries * part / parts);
     const int count = static_cast<int>(queries * (part + 1) / parts) - first;
-    Item(s, counted[b], b, g, first, count).run();
+    Item(s, counted[b], b, g, 1, first, count).run();
   });
 }
 
