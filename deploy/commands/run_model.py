@@ -66,7 +66,6 @@ HINTS = {
     ),
     "--output-format": "the format of the results is --format",
     **dict.fromkeys(("--vad", "--vad-filter"), "windows of silence are skipped by --silence-threshold-db"),
-    **dict.fromkeys(("--initial-prompt", "--hotwords"), "names and their spelling are --prompt"),
     "--condition-on-previous-text": "the context of earlier windows is --condition-on-prev-tokens",
     "--without-timestamps": "timestamps are left out by --no-return-timestamps",
     **dict.fromkeys(
@@ -382,15 +381,24 @@ def run_model(
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="The one input of a text model, in place of files. For Whisper: text that precedes the first window, "
-            "such as names in their spelling."
+            "--prompt",
+            "--initial-prompt",
+            help="The one input of a text model, in place of files. For Whisper: text that precedes each window, such "
+            "as names in their spelling; with --condition-on-prev-tokens the first one.",
+        ),
+    ] = None,
+    hotwords: Annotated[
+        str | None,
+        typer.Option(
+            help="Names and words in their spelling, which precede each window, with --condition-on-prev-tokens too. "
+            "Whisper only."
         ),
     ] = None,
     prompt_condition_type: Annotated[
         str | None,
         typer.Option(
-            help="Windows that begin with --prompt: first-segment, the first window; or all-segments, all windows, "
-            "with --condition-on-prev-tokens. Whisper only."
+            help="With --condition-on-prev-tokens, the windows that --prompt precedes: first-segment, the first "
+            "window; or all-segments, all windows. Whisper only."
         ),
     ] = None,
     decoder_input_text: Annotated[

@@ -193,6 +193,7 @@ FIELDS: tuple[Field, ...] = (
     Field("return_timestamps", Flag(), False, WHISPER),
     Field(TIMES, Flag(), False, WHISPER),
     _of_recording("prompt", Anything()),
+    _of_recording("hotwords", Anything()),
     _of_recording("prompt_ids", WhisperPromptIds(), ()),
     _of_recording("prompt_condition_type", Choice(FIRST_SEGMENT, ALL_SEGMENTS), FIRST_SEGMENT),
     _of_recording("condition_on_prev_tokens", Flag(), False),

@@ -116,7 +116,7 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
         **{name: settings[name] for name in same},
         return_timestamps=settings["return_timestamps"] if settings.is_asked("return_timestamps") else None,
         temperatures=settings["temperature"],
-        all_segments=settings["prompt_condition_type"] == ALL_SEGMENTS,
+        all_segments=settings["prompt_condition_type"] == ALL_SEGMENTS or settings["hotwords"] is not None,
         prev_sot=_prev_sot(settings),
         no_speech=before - 1 if before else None,
         min_speech_s=DEFAULT_MIN_SPEECH_S if least is None else least,

@@ -60,9 +60,11 @@ READ_TIMES, READ_MORE = 16, 64 << 20
 that are passed over."""
 IDLE_PACKETS, PACKET_SAMPLES = 5000, 8
 """Packets that give no sound, and the fewest samples that a packet gives otherwise."""
-PACKET_BYTES = 1 << 20
-"""Bytes of WAV samples that are read together."""
-BLOCK, BLOCK_CHANNELS = 1 << 18, 8
+PACKET_BYTES = 1 << 14
+"""Bytes of WAV samples that are read together; more, of which each read needs new memory, take twice the time."""
+PROBE_PACKETS = 4
+"""Packets that are searched for another codec than the one stated: FFmpeg takes every WAV file for possible DTS."""
+BLOCK, BLOCK_CHANNELS = 1 << 16, 8
 """Samples of each channel that are yielded together from a file of up to ``BLOCK_CHANNELS`` channels."""
 LEAST_MISSING_S = 0.25
 """Seconds by which a file must be shorter than it states: some encoders count their delay."""
@@ -191,7 +193,7 @@ class SoundFile:
         with suppress(AttributeError):  # a system on which it is not found among the libraries that PyAV has loaded
             ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(self._most_bytes))
         options = {"format_whitelist": FORMATS.replace(" ", ","), "codec_whitelist": CODECS.replace(" ", ",")}
-        options["protocol_whitelist"] = "none"
+        options |= {"protocol_whitelist": "none", "max_probe_packets": str(PROBE_PACKETS)}
         options["max_streams"] = str(MOST_STREAMS_LIMITED if is_limited else MOST_STREAMS)
         given = source if isinstance(source, SoundSource) else SoundSource("" if isinstance(source, bytes) else source)
         self._is_stream, self._raw, kind = given.stream is not None, given.format, None

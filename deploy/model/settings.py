@@ -17,7 +17,7 @@ from tightbeam.deploy.generation.resolve import ResolvedSettings, resolve_settin
 from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runtimes.base import Runtime
-from tightbeam.deploy.text.text_settings import BEGINNING, PROMPT, with_token_ids
+from tightbeam.deploy.text.text_settings import BEGINNING, HOTWORDS, PROMPT, with_token_ids
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
@@ -112,8 +112,9 @@ class ModelSettings:
         """Replace texts by token ids, and set the start token of a Donut. Raises GenerationError."""
         eos = self._manifest.generation.get("eos_token_id")  # the first of Whisper's special tokens
         special = eos if isinstance(eos, int) else self._manifest.sizes.vocabulary
-        name = PROMPT if self._manifest.has_windows else BEGINNING
-        given = with_token_ids(settings, self._codec, name, special, self._manifest.sizes.max_target)
+        given = dict(settings)
+        for name in (PROMPT, HOTWORDS) if self._manifest.has_windows else (BEGINNING,):
+            given = with_token_ids(given, self._codec, name, special, self._manifest.sizes.max_target)
         if not self._is_donut:
             return given
         # transformers puts no start token before the decoder_input_ids of a Donut.

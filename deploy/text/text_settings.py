@@ -15,11 +15,11 @@ from tightbeam.deploy.generation.layers import Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.values import is_utf8
 from tightbeam.deploy.text.tokenizer import TextCodec
 
-__all__ = ["BEGINNING", "PROMPT", "prompt_ids", "with_token_ids"]
+__all__ = ["BEGINNING", "HOTWORDS", "PROMPT", "prompt_ids", "with_token_ids"]
 
-PROMPT, BEGINNING = "prompt", "decoder_input_text"
-IDS = {PROMPT: "prompt_ids", BEGINNING: "decoder_input_ids"}
-"""The settings of token ids that replace the texts."""
+PROMPT, HOTWORDS, BEGINNING = "prompt", "hotwords", "decoder_input_text"
+IDS = {PROMPT: "prompt_ids", HOTWORDS: "prompt_ids", BEGINNING: "decoder_input_ids"}
+"""The settings of token ids that the texts become."""
 LEAST_CHARACTERS, CHARACTERS_BY_POSITION = 1 << 12, 64
 """Bound on a text, as on the text of a request: it is tokenized before its tokens are counted."""
 START_OF_PREVIOUS = "<|startofprev|>"
@@ -28,7 +28,7 @@ START_OF_PREVIOUS = "<|startofprev|>"
 def with_token_ids(
     settings: Mapping[str, Any], codec: TextCodec | None, name: str, first_special: int, positions: int
 ) -> dict[str, Any]:
-    """Replace a setting that is a text by token ids.
+    """Replace a setting that is a text by token ids. `HOTWORDS` stay beside theirs, for the windows that have them.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def with_token_ids(
     codec
         The tokenizer; None for a bundle without one.
     name
-        The setting to replace, `PROMPT` or `BEGINNING`. The others stay as they are.
+        The setting to replace, one of `IDS`. The others stay as they are.
     first_special
         The first special token. A prompt may not hold special tokens.
     positions
@@ -59,7 +59,8 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
     if text is None:
         return replace(layer, values={ids: None, **values})
     if values.get(ids) is not None:
-        raise _error(layer, name, f"and {ids}={short_repr(values[ids])} are the same", fix="leave one out")
+        given = f"and {PROMPT}" if name == HOTWORDS else f"and {ids}={short_repr(values[ids])}"
+        raise _error(layer, name, f"{given} are the same", fix="leave one out")
     if not isinstance(text, str) or not text.strip():
         raise _error(layer, name, "is not a text", fix="pass one word at least, or leave it out")
     if len(text) > (most := max(LEAST_CHARACTERS, CHARACTERS_BY_POSITION * positions)):
@@ -70,11 +71,14 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
     if codec is None:
         raise _error(layer, name, "needs a tokenizer, and this bundle has none", fix=f"pass {ids}")
     try:
-        values[ids] = prompt_ids(codec, text, first_special) if name == PROMPT else codec.encode_output(text)
+        is_prompt = name in (PROMPT, HOTWORDS)
+        values[ids] = prompt_ids(codec, text, first_special) if is_prompt else codec.encode_output(text)
     except InputError as error:
         raise _error(layer, name, f"cannot be tokenized: {error}") from None
     if not values[ids]:
         raise _error(layer, name, "has no token", fix="pass a word of the tokenizer's vocabulary")
+    if name == HOTWORDS:
+        values[name] = text
     return replace(layer, values=values)
 
 

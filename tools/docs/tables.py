@@ -92,8 +92,10 @@ def _command(name: str) -> str:
 
 def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
     """A row of a command's table, made of the parameter's two columns in ``--help``."""
-    short, comma, long = name.partition(", ")
-    name, _, value = (long or short).partition(" ")
+    other, comma, long = name.partition(", ")
+    name, _, value = (long or other).partition(" ")
+    if comma and other.startswith("--"):  # both are long: the first is the name
+        name, other = other, name
     text, _, facts = help.rpartition("  [") if "  [" in help and help.endswith("]") else (help, "", "")
     default, bounds = "", ""
     for fact in facts.removesuffix("]").split("; "):
@@ -106,7 +108,11 @@ def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
     value = VALUES.get(value.strip("<>"), value.strip("<>")) + bounds
     if value.startswith("/ "):  # the negative of an option without a value
         value, text = "", f"{text} The opposite is {value.removeprefix('/ ')}."
-    meaning = f"{_escaped(text)} In short: {_code(short)}." if comma else _escaped(text)
+    meaning = (
+        f"{_escaped(text)} {'The same' if other.startswith('--') else 'In short'}: {_code(other)}."
+        if comma
+        else _escaped(text)
+    )
     return _code(name.upper() if is_argument else name), meaning, value, default
 
 

@@ -47,7 +47,7 @@ MAX_PAGES, MAX_PIXELS = 128, 1 << 25
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset(
-    {"language", "source_language", "target_language", "task", "trie", "prompt", "decoder_input_text"}
+    {"language", "source_language", "target_language", "task", "trie", "prompt", "hotwords", "decoder_input_text"}
 )
 """Parameters whose text is not read as JSON."""
 LISTS_OF_TEXTS = frozenset({"stop_strings"})

@@ -317,6 +317,10 @@ def test_a_prompt_is_the_ids_of_transformers(
         parameters = json.dumps({"prompt": text, **own})
         log = run(runner, [Request(0, {"AUDIO": recordings[0][None]}, parameters)])
         assert log.outputs(0)[0].segments == found[0]
+        hotwords = {name: value for name, value in own.items() if name != "prompt_condition_type"} | {"hotwords": text}
+        assert runner.transcribe_segments(recordings[:1], **hotwords) == found
+        log = run(runner, [Request(0, {"AUDIO": recordings[0][None]}, json.dumps(hotwords))])
+        assert log.outputs(0)[0].segments == found[0]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +331,9 @@ def test_a_prompt_is_the_ids_of_transformers(
             r"prompt='a <\|en\|> b' \(from the call\) cannot be tokenized: a part of it is the special token 47; leave",
         ),
         ({"prompt": "  "}, "prompt='  ' .* is not a text; pass one word"),
+        ({"hotwords": "a <|en|> b"}, "hotwords='a .* cannot be tokenized: a part of it is the special token 47; leave"),
+        ({"hotwords": "a", "prompt": "b"}, "hotwords='a' .* and prompt are the same; leave one out"),
+        ({"hotwords": ["a"]}, r"hotwords=\['a'\] .* is not a text"),
         ({"prompt": 3}, "prompt=3 .* is not a text"),
         ({"prompt": "a", "prompt_ids": [52, 3]}, r"prompt='a' .* and prompt_ids=\[52, 3\] are the same; leave one out"),
         ({"decoder_input_text": "a"}, "decoder_input_text='a' .* is not supported for Whisper; leave"),
