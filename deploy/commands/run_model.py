@@ -347,7 +347,8 @@ def run_model(
         str | None, typer.Option(help="Task: transcribe, or translate (into English); Whisper only.")
     ] = None,
     source_language: Annotated[
-        str | None, typer.Option(help="Language of the texts, as the tokenizer names it (deu_Latn, de_DE, de).")
+        str | None,
+        typer.Option(help="Language of the texts, as the tokenizer names it (deu_Latn, de_DE, de), or auto."),
     ] = None,
     target_language: Annotated[
         str | None, typer.Option(help="Language to translate into, as the tokenizer names it.")

@@ -13,9 +13,11 @@ from typing import Any
 from tightbeam.deploy.errors import Constant, Fix, GenerationError, short_repr
 from tightbeam.deploy.generation.layers import Layer, layers
 
-__all__ = ["LANGUAGES", "check_without_text", "from_language", "translation_layers"]
+__all__ = ["AUTO", "LANGUAGES", "asks_for_language", "check_without_text", "from_language", "translation_layers"]
 
 LANGUAGES = "lang_to_id"
+AUTO = "auto"
+"""The source language of a text whose language is to be found."""
 SOURCE, TARGET = "source_language", "target_language"
 START, FIRST, BEGINNING = "decoder_start_token_id", "forced_bos_token_id", "decoder_input_ids"
 SHOWN = 12
@@ -51,7 +53,7 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
     chosen: tuple[Layer, int] | None = None
     for layer in given:
         values = {name: value for name, value in layer.values.items() if name not in (LANGUAGES, SOURCE, TARGET)}
-        if layer.values.get(SOURCE) is not None:
+        if layer.values.get(SOURCE) not in (None, AUTO):
             token_of(SOURCE, layer, languages)
         language = layer.values.get(TARGET)
         if language is not None:
@@ -77,6 +79,12 @@ def _check_beginning(given: Sequence[Layer], chosen: Layer, token: int) -> None:
     if after and after[0] != token:
         problem = f"does nothing, since {BEGINNING}={short_repr(tokens)} begin with another token"
         raise _error(TARGET, chosen.values[TARGET], chosen, problem, fix=f"begin them with {token}, or leave one out")
+
+
+def asks_for_language(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+    """Return True if a translator's settings ask for the language of the text by ``source_language=auto``."""
+    asked = [layer.values[SOURCE] for layer in layers({}, overrides) if layer.values.get(SOURCE) is not None]
+    return bool(asked) and asked[-1] == AUTO and bool(defaults.get(LANGUAGES))
 
 
 def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[int]:

@@ -15,9 +15,10 @@ from tightbeam.deploy.chat.messages import ANSWER_TOKENS, TextSource, check_mess
 from tightbeam.deploy.chat.template import ChatTemplate, load_chat_template
 from tightbeam.deploy.errors import Fix, InputError, PerFrontEnd
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.translation import from_language
+from tightbeam.deploy.generation.translation import LANGUAGES, asks_for_language, from_language
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.text.decoder_rules import DecoderRules
+from tightbeam.deploy.text.languages import likely_name
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -104,7 +105,9 @@ class Texts:
             truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
             raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
         ids = within(limit) if length > limit else ids
-        ids = from_language(ids, self._about.generation, settings)
+        if asks_for_language(languages := self._about.generation, settings):
+            settings["source_language"] = likely_name(source if isinstance(source, str) else "", languages[LANGUAGES])
+        ids = from_language(ids, languages, settings)
         if not ids:
             raise InputError(
                 f"the tokenizer makes no token of this {kind}; expected at least one word of its vocabulary"

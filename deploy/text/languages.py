@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import langcodes
-
 from tightbeam.deploy.errors import InputError
 
-__all__ = ["AUTO", "DetectedLanguage", "DetectorMissing", "likely_languages", "short_codes"]
+__all__ = ["DetectedLanguage", "DetectorMissing", "likely_languages", "likely_name", "short_codes"]
 
-AUTO = "auto"
-"""The source language of a text whose language is to be found."""
 READ = 4096
 """Characters of the texts that are read: more change little."""
 INSTALL = "pip install 'tightbeam[detect]'"
@@ -52,12 +48,21 @@ def short_codes(names: Iterable[str]) -> dict[str, str]:
 
 def _forms(name: str) -> list[str]:
     """Return the codes of a language, the shortest first."""
+    import langcodes
+
     tag = name.strip("_").replace("_", "-")
     try:
         whole = [langcodes.standardize_tag(tag, macro=macro) for macro in (True, False)]
     except ValueError:  # not a code
         return [name] * 4
     return [form for each in whole for form in (each.split("-")[0], each)]
+
+
+def likely_name(text: str, names: Iterable[str]) -> str:
+    """Return a model's name of the likeliest language of a text, among ``names``. Raises as `likely_languages`."""
+    _detector()  # before langcodes, which its extra installs
+    codes = _cached_codes(tuple(names))
+    return codes[likely_languages([text], codes)[0].code]
 
 
 def likely_languages(texts: Sequence[str], codes: Iterable[str]) -> list[DetectedLanguage]:
@@ -101,6 +106,7 @@ def likely_languages(texts: Sequence[str], codes: Iterable[str]) -> list[Detecte
 def _detector() -> Any:
     """Load the detector, which takes a second and 100 MB. Raises DetectorMissing."""
     try:
+        import langcodes  # noqa: F401
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         problem = "no detector of languages is installed"
@@ -108,8 +114,13 @@ def _detector() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
+_cached_codes = lru_cache(64)(short_codes)
+
+
 @lru_cache(64)
 def _codes_of_labels(labels: tuple[str, ...], codes: tuple[str, ...]) -> dict[str, str]:
     """Return the caller's code of each language of the detector that has one: nb for no, zh-Hans for zh."""
+    import langcodes
+
     found = {label: langcodes.closest_match(label, codes, max_distance=1) for label in labels}
     return {label: code for label, (code, _) in found.items() if code in codes}

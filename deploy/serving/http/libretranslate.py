@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.translation import AUTO
 from tightbeam.deploy.serving.http.errors import HttpError, refused
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
@@ -24,7 +25,7 @@ from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.parameters import default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
-from tightbeam.deploy.text.languages import AUTO, DetectedLanguage, DetectorMissing, likely_languages, short_codes
+from tightbeam.deploy.text.languages import DetectedLanguage, DetectorMissing, likely_languages, short_codes
 
 __all__ = ["Languages", "translation_routes"]
 

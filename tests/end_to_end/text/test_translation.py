@@ -60,5 +60,12 @@ def test_texts_between_languages(tmp_path: Path) -> None:
         done = process(bundle, lines, "--json-input", "text", "--num-beams", "3", "--max-new-tokens", "12").succeeded()
         assert done.out.splitlines() == expected
     assert len(found) == 2
+    pytest.importorskip("py3langid")
+    for source, text in (("eng_Latn", "where is the bridge of this town"), ("fra_Latn", "bonjour tout le monde")):
+        how = {"target_language": "deu_Latn", "num_beams": 3, "max_new_tokens": 12}
+        named, auto = (runner.generate_text([text], source_language=name, **how) for name in (source, "auto"))
+        assert named == auto and runner.encode(text, source_language="auto") == runner.encode(
+            text, source_language=source
+        )
     with pytest.raises(GenerationError, match="is for texts"):
         runner.generate([[5, 6, 2]], source_language="fra_Latn")
