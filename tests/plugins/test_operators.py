@@ -165,6 +165,24 @@ def test_latent_attention(
     check("LatentAttention", case, run("LatentAttention", case, library), LUCK)
 
 
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+@pytest.mark.parametrize("threshold", [0.0, 0.1])
+def test_heads_over_rows_of_keys_give_the_same_bits_in_any_batch(threshold: float) -> None:
+    """Each of a few samples has its heads in parts; those of many samples go over the rows together."""
+    options = {"rotary": 6, "scaled": True, "biased": True, "weight_threshold": threshold}
+    case = MODULES["LatentAttention"].random_case(2, B=9, M=2, H=10, G=5, K=9, N=70, spread=3.0, **options)
+    whole = run("LatentAttention", case, LIBRARY)
+    of_sample = {"query": 2, "states": 1, "mask": 1, "key_scales": 1}
+    for first, last in ((4, 5), (1, 4)):
+        inputs = {
+            key: array[of_sample[key] * first : of_sample[key] * last] if key in of_sample else array
+            for key, array in case.inputs.items()
+        }
+        found = run("LatentAttention", Case("some", inputs, case.attributes), LIBRARY)
+        for tensor, array in found.items():
+            np.testing.assert_array_equal(array, whole[tensor][2 * first : 2 * last])
+
+
 OPTIONS = {
     "B": st.integers(1, 3),
     "M": st.integers(1, 5),

@@ -68,6 +68,8 @@ def cases() -> list[Case]:
         random_case(13, B=2, M=2, H=6, G=1, K=48, N=33, biased=True),
         random_case(14, B=1, M=3, H=6, G=2, K=8, N=70, rotary=4, scaled=True, biased=True, softcap=2.0),
         random_case(15, B=2, M=3, H=4, G=2, K=33, N=40, rotary=8),
+        random_case(16, B=3, M=2, H=10, G=5, K=9, N=70, rotary=4, scaled=True, biased=True),
+        random_case(17, B=9, M=1, H=6, G=3, K=20, N=40, spread=5.0),
     ]
 
 
