@@ -83,8 +83,10 @@ def _check_beginning(given: Sequence[Layer], chosen: Layer, token: int) -> None:
 
 def asks_for_language(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
     """Return True if a translator's settings ask for the language of the text by ``source_language=auto``."""
+    if not defaults.get(LANGUAGES):
+        return False
     asked = [layer.values[SOURCE] for layer in layers({}, overrides) if layer.values.get(SOURCE) is not None]
-    return bool(asked) and asked[-1] == AUTO and bool(defaults.get(LANGUAGES))
+    return bool(asked) and asked[-1] == AUTO
 
 
 def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[int]:
