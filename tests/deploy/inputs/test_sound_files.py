@@ -283,6 +283,26 @@ def test_an_index_that_a_header_states_takes_little_memory() -> None:
         read(stating(1600, 17), most_s=3600)
 
 
+def repeated(times: int) -> bytes:
+    """An MPEG-4 file of 20 seconds whose edit list plays them that many times."""
+    data = bytearray(encoded(chirp(20.0), kind="mp4", codec="aac"))
+    place = data.index(b"elst") + 8
+    assert struct.unpack_from(">I", data, place) == (1,)
+    made = struct.pack(">I", times) + bytes(data[place + 4 : place + 16]) * times
+    for box in (b"moov", b"trak", b"edts", b"elst"):  # each holds the next one
+        at = data.index(box) - 4
+        struct.pack_into(">I", data, at, struct.unpack_from(">I", data, at)[0] + len(made) - 16)
+    data[place : place + 16] = made
+    return bytes(data)
+
+
+def test_an_edit_list_counts_as_the_sound_that_it_plays() -> None:
+    once, notes = read(repeated(1))
+    assert abs(len(read(repeated(2))[0]) - 2 * len(once)) < 2048 and notes == []
+    with pytest.raises(InputError, match="is longer than 60 seconds; cut it into pieces"):
+        read(repeated(10_000), most_s=60)
+
+
 def test_sound_that_is_repeated_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may state that its parts are played again: what is read of it is bounded."""
     monkeypatch.setattr(sound_file, "READ_TIMES", 0)

@@ -67,6 +67,7 @@ def test_a_prompt_reaches_the_tokenizer_as_it_is(
         (("--prompt-file", file), b""),
         (("--prompt-file", "-"), PROMPT.encode()),
         (("--prompt", PROMPT), b""),
+        (("--initial-prompt", PROMPT), b""),
         (("--prompt", PROMPT, "--document"), b"not read"),
         (("--prompt", line, "--escapes"), b""),
         (("--escapes",), f"{line}\n".encode()),
