@@ -44,7 +44,8 @@ MOST_TRIALS = 6
 MARGIN = 0.8
 """The part of the budget to which the prediction is brought: harms do not add up exactly."""
 LEAST_SHARE = 0.5
-"""The share of the weights that has 4 bits in a bundle in int4, at least: with less, int8 is as good."""
+"""The share of the weights that has 4 bits in a bundle in int4, at least: with less, int8 is as good. Tables that no
+operator reads in 4 bits do not count."""
 COST = {"w4a16": BYTES, "int8": 1.0, "w8a16": 1.25, "fp32": 4.0}
 """Cost of a product in each form, relative to int8: bytes of the matrix, and for "w8a16" the time of 16 rows."""
 STORED = {form: BYTES if bits == 4 else bits / 8 for form, bits in BITS.items()}
@@ -174,7 +175,8 @@ def why_not_int4(
     entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], budget: float
 ) -> str | None:
     """The reason why a model is not worth int4, in one line; None if most of its weights have 4 bits."""
-    numbers = {form: sum(int(np.prod(entry.shape)) for entry in entries if entry.kept == form) for form in FORMS}
+    able = [entry for entry in entries if not entry.embedding or entry.w4a16 is not None]  # no kernels, for example
+    numbers = {form: sum(int(np.prod(entry.shape)) for entry in able if entry.kept == form) for form in FORMS}
     share = numbers["w4a16"] / max(1, sum(numbers.values()))
     if share >= LEAST_SHARE:
         return None

@@ -126,6 +126,8 @@ def test_products_of_4_bits_are_widened_to_8_with_all_readers_of_the_matrix() ->
     assert (before.w4a16, after.w4a16, after.int8, after.w8a16) == (8, 6, 1, 1)
     assert (before.bytes, after.bytes) == (7 * 64 * 64 * 17 // 32, (6 * 17 + 32) * 64 * 64 // 32)
     assert why_not_int4(changed, [before, after], 0.003) is None
+    kernel = entry("encoder.kernel", 0.01, 0.01, (512, 512)).model_copy(update={"embedding": True})
+    assert why_not_int4([*changed, kernel], [before, after], 0.003) is None  # it cannot have 4 bits
     refusal = why_not_int4(widened(entries, last)[:2], [before, after], 0.003)
     assert refusal is not None and re.fullmatch(
         r"int4 does not hold: within a divergence of 0\.003 nats a token, 0% of the weights have 4 bits, expected 50% "
