@@ -32,6 +32,8 @@ MEASURED = (0.2, 0.5, 0.75, 1.0)
 """Parts of the second half after which memory is measured."""
 Measured = tuple[dict[str, int], int]
 """Bytes of each process, and open files of all."""
+SETTLES_S = 8
+"""Time for workers to end what nobody waits for any more, and to give its memory back."""
 MOST_GROWTH = 0.02
 LONG_MINUTES = 10.0
 """A run must be this long for its growth to count: caches fill in the first minutes."""
@@ -88,7 +90,7 @@ async def _soak(server: SoakedServer, disk: Disk, clients: Clients, seconds: flo
     for part in MEASURED:
         await asyncio.sleep(max(0.0, begin + part * seconds / 2 - time.monotonic()))
         await clients.drain()
-        await asyncio.sleep(2)
+        await asyncio.sleep(SETTLES_S)
         found.append((server.memory(), server.open_files()))
         clients.resume()
     clients.stop()

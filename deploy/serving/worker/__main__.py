@@ -21,7 +21,7 @@ from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.runtimes.freed_memory import release_freed_memory, return_large_blocks
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
-from tightbeam.deploy.serving.worker.watchdog import reload_model
+from tightbeam.deploy.serving.worker.watchdog import reload_model, watch_server
 
 __all__ = ["main", "visible_device"]
 
@@ -41,6 +41,8 @@ def main() -> None:
     return_large_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the server sends Shutdown
     settings = WorkerSettings.model_validate_json(sys.argv[2])
+    if settings.server is not None:
+        watch_server(settings.server)
     start = time.monotonic()
     if not _serve(Connection(int(sys.argv[1])), settings) and settings.server is not None:
         reload_model(settings.server, time.monotonic() - start)  # after _serve, so that the model's memory is free

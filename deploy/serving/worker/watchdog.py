@@ -1,7 +1,10 @@
-"""Watchdog of the backend's process, run by the worker when that process is killed.
+"""Watchdog of the backend's process, run by the worker: it knows when that process, or the server, is killed.
 
 Triton's Python backend refuses every request from then on, and does not restart the process. So the worker removes the
 shared memory that is left, and asks the server to reload the model.
+
+A backend that waits for the server's answer when the server is killed, as to whether a request is cancelled, waits
+without an end. So the worker kills it then.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import http.client
 import json
 import os
 import select
+import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,10 +24,12 @@ from pathlib import Path
 from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Server
 
-__all__ = ["reload_model"]
+__all__ = ["reload_model", "watch_server"]
 
 EXIT_GRACE_SECONDS = 0.3
 """Grace period for the server to exit, to tell a shutdown from a crashed stub."""
+STUCK_SECONDS = 5.0
+"""Time for a backend to end by itself, once its server has ended."""
 MIN_LIFETIME_SECONDS = 10.0
 """Shortest time between two loads of a model, so that a model that crashes at once is not reloaded in a tight loop."""
 LOAD_TIMEOUT_SECONDS = 600.0
@@ -60,6 +67,26 @@ def reload_model(server: Server, lifetime_seconds: float) -> None:
         _log(f"model {server.model} stays down: no server at {server.url} ({error}); see its README")
     else:
         _log(f"model {server.model} is loaded again")
+
+
+def watch_server(server: Server) -> None:
+    """Start a thread that kills the backend, this process's parent, if it outlives its server by `STUCK_SECONDS`."""
+    threading.Thread(target=_kill_a_stuck_backend, args=(server, os.getppid()), name="watchdog", daemon=True).start()
+
+
+def _kill_a_stuck_backend(server: Server, backend: int) -> None:
+    try:
+        descriptor = os.pidfd_open(server.pid)
+    except OSError:  # it has ended, which `reload_model` sees; or a kernel or sandbox without pidfd
+        return
+    with suppress(OSError):
+        select.select([descriptor], [], [])
+    os.close(descriptor)
+    time.sleep(STUCK_SECONDS)
+    if os.getppid() == backend:
+        _log(f"the server has ended, and the backend of model {server.model} has not; it is killed")
+        with suppress(OSError):
+            os.kill(backend, signal.SIGKILL)
 
 
 def _ended(pid: int) -> bool:

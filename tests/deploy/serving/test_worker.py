@@ -329,6 +329,9 @@ SHORT_LIVED = (
     "from tightbeam.deploy.serving.worker import __main__, watchdog; "
     "watchdog.MIN_LIFETIME_SECONDS = 0.1; __main__.main()"
 )
+STUCK_BRIEFLY = (
+    "from tightbeam.deploy.serving.worker import __main__, watchdog; watchdog.STUCK_SECONDS = 0.1; __main__.main()"
+)
 
 
 def orphan(settings: WorkerSettings) -> tuple[subprocess.Popen[str], Connection]:
@@ -385,6 +388,39 @@ def test_killed_backend_of_an_ended_server_is_cleaned_up(folder: Path, server: F
     os.close(descriptor)
     assert ended
     assert (server.asked, said) == ([], "")
+    assert not server.memory.exists()
+
+
+def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: FakeServer) -> None:
+    """The backend is a script that waits without an end, as one inside a call to its server does."""
+    script = (
+        "import subprocess, sys, time\n"
+        "from multiprocessing.connection import Connection\n"
+        "from socket import socketpair\n"
+        "ours, theirs = socketpair()\n"
+        "worker = subprocess.Popen([sys.executable, '-c', sys.argv[2], str(theirs.fileno()), sys.argv[1]],"
+        " pass_fds=[theirs.fileno()])\n"
+        "theirs.close()\n"
+        "Connection(ours.detach()).recv()\n"
+        "print(worker.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    settings = settings_for(folder, server.settings).model_dump_json()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, settings, STUCK_BRIEFLY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as backend:
+        assert backend.stdout and backend.stderr
+        descriptor = os.pidfd_open(int(backend.stdout.readline()))
+        server.end()
+        assert backend.wait(SECONDS) == -signal.SIGKILL
+        said = backend.stderr.read()  # until the worker closes it
+    ended, _, _ = select.select([descriptor], [], [], SECONDS)
+    os.close(descriptor)
+    assert ended
+    assert said.endswith("the server has ended, and the backend of model a.model has not; it is killed\n")
     assert not server.memory.exists()
 
 
