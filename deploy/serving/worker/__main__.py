@@ -103,6 +103,7 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
             if not running.active:
                 _release_when_idle(backend)
             if _take(_received(backend), running):
+                running.close()
                 return
             if not running.active:  # it was refused or cancelled
                 running.report()

@@ -47,7 +47,7 @@ class ParsingThreads:
 
     def __init__(self, on_reading: Callable[[int], None] = lambda number: None) -> None:
         self._on_reading = on_reading
-        self._given: SimpleQueue[Job] = SimpleQueue()
+        self._given: SimpleQueue[Job | None] = SimpleQueue()
         self._done: SimpleQueue[Job] = SimpleQueue()
         self._open: set[Job] = set()
         self._threads: list[threading.Thread] = []
@@ -58,13 +58,24 @@ class ParsingThreads:
         return bool(self._open)
 
     def put(self, job: Job) -> None:
-        """Add a job, which a thread does."""
+        """Add a job, which a thread does. Raises OSError if there is no thread and the system starts none."""
+        if len(self._threads) < min(THREADS, len(self._open) + 1):
+            thread = threading.Thread(target=self._run, name="parser", daemon=True)  # a shutdown waits for no decoder
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._threads:
+                    raise OSError(str(error)) from None
+            else:
+                self._threads.append(thread)
         self._open.add(job)
         self._given.put(job)
-        if len(self._threads) < min(THREADS, len(self._open)):
-            thread = threading.Thread(target=self._run, name="parser", daemon=True)  # a shutdown waits for no decoder
-            self._threads.append(thread)
-            thread.start()
+
+    def close(self) -> None:
+        """End the threads once they have done what they do; further jobs are not done."""
+        self._open.clear()
+        for _ in self._threads:
+            self._given.put(None)
 
     def cancel(self, number: int) -> None:
         """Drop the jobs of a request."""
@@ -84,15 +95,17 @@ class ParsingThreads:
         return found
 
     def _run(self) -> None:
-        while True:
-            self._do(self._given.get())  # a job in a variable of this loop would stay in memory until the next one
+        while self._do(self._given.get()):  # a job in a variable of this loop would stay in memory until the next one
+            pass
 
-    def _do(self, job: Job) -> None:
-        if job not in self._open:
-            return
+    def _do(self, job: Job | None) -> bool:
+        """Do a job, unless it was cancelled. Returns False if there are no more."""
+        if job is None or job not in self._open:
+            return job is not None
         try:
             self._on_reading(job.number)
             job.outcome = job.work()
         except Exception as error:  # a defect must not end the thread
             job.outcome = error
         self._done.put(job)
+        return True

@@ -146,6 +146,10 @@ class RunningRequests(NullEvents):
             return
         self._start(request, parsed)
 
+    def close(self) -> None:
+        """End the threads that read requests."""
+        self._parsing.close()
+
     def cancel(self, number: int) -> None:
         """Drop a request by its number. It has no events from then on."""
         self._parsing.cancel(number)

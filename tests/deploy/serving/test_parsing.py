@@ -35,6 +35,37 @@ def test_a_thread_keeps_no_job() -> None:
     until(lambda: is_gone(reference), 5)
 
 
+def test_closed_threads_end() -> None:
+    threads = ParsingThreads()
+    for number in range(2):
+        threads.put(Job(number, lambda: None, lambda outcome: None))
+    assert all(thread.is_alive() for thread in threads._threads)
+    threads.close()
+    until(lambda: not any(thread.is_alive() for thread in threads._threads), 5)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_without_a_further_thread_the_first_one_does_all(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = ParsingThreads()
+    if started:
+        threads.put(Job(0, lambda: 0, lambda outcome: None))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    job = Job(1, lambda: 1, lambda outcome: None)
+    if not started:
+        with pytest.raises(OSError, match="can't start new thread"):
+            threads.put(job)
+        assert not threads.active
+        return
+    threads.put(job)
+    found = []
+    until(lambda: found.extend(job.outcome for job in threads.take(0.1)) or len(found) == 2, 10)
+    assert found == [0, 1]
+    threads.close()
+
+
 def test_the_loop_keeps_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Running:
         active = False
@@ -47,6 +78,9 @@ def test_the_loop_keeps_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             Running.seen = weakref.ref(request)
 
         def report(self) -> None:
+            pass
+
+        def close(self) -> None:
             pass
 
     monkeypatch.setattr(worker_main, "RunningRequests", Running)

@@ -122,6 +122,7 @@ def run(
             gone.add(number)
         running.turn()
     running.report()
+    running.close()
     assert not running._samples
     return EventLog(reports)
 
