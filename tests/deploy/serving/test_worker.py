@@ -401,7 +401,8 @@ def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: Fake
         "worker = subprocess.Popen([sys.executable, '-c', sys.argv[2], str(theirs.fileno()), sys.argv[1]],"
         " pass_fds=[theirs.fileno()])\n"
         "theirs.close()\n"
-        "Connection(ours.detach()).recv()\n"
+        "pipe = Connection(ours.detach())\n"
+        "pipe.recv()\n"
         "print(worker.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
@@ -415,7 +416,10 @@ def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: Fake
         assert backend.stdout and backend.stderr
         descriptor = os.pidfd_open(int(backend.stdout.readline()))
         server.end()
-        assert backend.wait(SECONDS) == -signal.SIGKILL
+        try:
+            assert backend.wait(SECONDS) == -signal.SIGKILL
+        finally:
+            backend.kill()
         said = backend.stderr.read()  # until the worker closes it
     ended, _, _ = select.select([descriptor], [], [], SECONDS)
     os.close(descriptor)
