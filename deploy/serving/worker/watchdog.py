@@ -70,18 +70,26 @@ def reload_model(server: Server, lifetime_seconds: float) -> None:
 
 
 def watch_server(server: Server) -> None:
-    """Start a thread that kills the backend, this process's parent, if it outlives its server by `STUCK_SECONDS`."""
+    """Start a thread that kills the backend, this process's parent, if it outlives its server by `STUCK_SECONDS`.
+
+    The server may have ended before this process began. The backend is known by the shared memory that its command line
+    names, so that no other process is killed.
+    """
     threading.Thread(target=_kill_a_stuck_backend, args=(server, os.getppid()), name="watchdog", daemon=True).start()
 
 
 def _kill_a_stuck_backend(server: Server, backend: int) -> None:
+    if not server.region or server.region not in Path(f"/proc/{backend}/cmdline").read_text(errors="replace"):
+        return
     try:
         descriptor = os.pidfd_open(server.pid)
-    except OSError:  # it has ended, which `reload_model` sees; or a kernel or sandbox without pidfd
+    except ProcessLookupError:
+        pass
+    except OSError:  # a kernel or sandbox without pidfd
         return
-    with suppress(OSError):
+    else:
         select.select([descriptor], [], [])
-    os.close(descriptor)
+        os.close(descriptor)
     time.sleep(STUCK_SECONDS)
     if os.getppid() == backend:
         _log(f"the server has ended, and the backend of model {server.model} has not; it is killed")

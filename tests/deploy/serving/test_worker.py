@@ -391,22 +391,22 @@ def test_killed_backend_of_an_ended_server_is_cleaned_up(folder: Path, server: F
     assert not server.memory.exists()
 
 
-def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: FakeServer) -> None:
+@pytest.mark.parametrize("ends", ["before the worker", "later"])
+def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: FakeServer, ends: str) -> None:
     """The backend is a script that waits without an end, as one inside a call to its server does."""
     script = (
         "import subprocess, sys, time\n"
-        "from multiprocessing.connection import Connection\n"
         "from socket import socketpair\n"
         "ours, theirs = socketpair()\n"
         "worker = subprocess.Popen([sys.executable, '-c', sys.argv[2], str(theirs.fileno()), sys.argv[1]],"
         " pass_fds=[theirs.fileno()])\n"
         "theirs.close()\n"
-        "pipe = Connection(ours.detach())\n"
-        "pipe.recv()\n"
         "print(worker.pid, flush=True)\n"
         "time.sleep(1000)\n"
     )
     settings = settings_for(folder, server.settings).model_dump_json()
+    if ends != "later":
+        server.end()
     with subprocess.Popen(
         [sys.executable, "-c", script, settings, STUCK_BRIEFLY],
         stdout=subprocess.PIPE,
