@@ -105,9 +105,10 @@ class Texts:
             truncating = PerFrontEnd("--truncate (truncate=True)", "--truncate", '"truncate": true')
             raise InputError(problem, fix=Fix("shorten it, or cut it with {}", truncating))
         ids = within(limit) if length > limit else ids
-        if asks_for_language(languages := self._about.generation, settings):
-            settings["source_language"] = likely_name(source if isinstance(source, str) else "", languages[LANGUAGES])
-        ids = from_language(ids, languages, settings)
+        generation = self._about.generation
+        if asks_for_language(generation, settings):
+            settings["source_language"] = likely_name(source if isinstance(source, str) else "", generation[LANGUAGES])
+        ids = from_language(ids, generation, settings)
         if not ids:
             raise InputError(
                 f"the tokenizer makes no token of this {kind}; expected at least one word of its vocabulary"
@@ -127,9 +128,13 @@ class Texts:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        if not self._sizes.decoder_only or self._settings.limits_length(settings):
+        if not self._is_open(settings):
             return dict(settings)
         return {**settings, "max_new_tokens": min(ANSWER_TOKENS, self._sizes.max_target // 2)}
+
+    def _is_open(self, settings: Mapping[str, Any]) -> bool:
+        """Return True if nothing limits an answer of a decoder-only model."""
+        return self._sizes.decoder_only and not self._settings.limits_length(settings)
 
     def encode_conversation(
         self, messages: TextSource, settings: Mapping[str, Any], *, truncate: Truncation = False
@@ -161,7 +166,7 @@ class Texts:
         """
         limited = self.answer_settings(settings)
         tokens, cut = self.encode(messages, truncate=truncate, **limited)
-        if limited.keys() != settings.keys():
+        if self._is_open(settings):
             limited["max_new_tokens"] = min(limited["max_new_tokens"], self._sizes.max_target - len(tokens))
         return tokens, cut, limited
 

@@ -136,6 +136,8 @@ def test_an_answer_without_a_limit_fits_behind_a_long_conversation(runner: Runne
     positions = runner.manifest.sizes.max_target
     long = next(CONVERSATIONS[0] * n for n in range(1, 20) if len(runner.encode(CONVERSATIONS[0] * n)[0]) > 200)
     left = positions - len(runner.encode(long)[0])
+    for unset in ({}, {"max_new_tokens": None}):
+        assert runner.model.text.encode_conversation(long, unset)[2]["max_new_tokens"] == left
     least = {"min_new_tokens": left}  # no end token before; it is more than the 20 of model.generate
     log = run(runner, [messages_request(1, json.dumps(long), json.dumps(CONVERSATIONS[0]), **least)])
     first, second = log.outputs(1)
