@@ -282,7 +282,7 @@ def _rewrite(export: _Export) -> None:
     activations: _Activations | None = None
     least, fastest = math.inf, None
     for choice, at_best in export.candidates:
-        if fastest is not None and at_best >= least:
+        if at_best >= least:
             break
         activations = _rewrite_to(export, choice, activations)
         seconds = export.seconds(export.plan)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import is_audio, read_audio
+from tightbeam.deploy.inputs.audio_files import cut, is_audio, read_blocks
 from tightbeam.export.errors import ExportError
 
 __all__ = ["MAX_RECORDINGS", "PCM_STEPS", "find_recordings", "read_recording"]
@@ -66,7 +66,7 @@ def read_recording(path: str, rate_hz: int, longest: int) -> npt.NDArray[np.int1
         The file cannot be read as audio.
     """
     try:
-        samples = read_audio(path, rate_hz)[:longest]
+        samples = next(cut(read_blocks(path, rate_hz), longest))
     except InputError as error:
         raise ExportError(f"calibration: {error}") from None
     return np.clip(np.round(samples * PCM_STEPS), -PCM_STEPS, PCM_STEPS - 1).astype(np.int16)

@@ -58,7 +58,7 @@ class ParsingThreads:
         return bool(self._open)
 
     def put(self, job: Job) -> None:
-        """Add a job, which a thread does. Raises OSError if there is no thread and the system starts none."""
+        """Queue a job for the threads. Raises OSError if the system cannot start the first one."""
         if len(self._threads) < min(THREADS, len(self._open) + 1):
             thread = threading.Thread(target=self._run, name="parser", daemon=True)  # a shutdown waits for no decoder
             try:
@@ -95,17 +95,16 @@ class ParsingThreads:
         return found
 
     def _run(self) -> None:
-        while self._do(self._given.get()):  # a job in a variable of this loop would stay in memory until the next one
-            pass
+        while (job := self._given.get()) is not None:
+            self._do(job)
+            del job  # else it would stay in memory until the next one
 
-    def _do(self, job: Job | None) -> bool:
-        """Do a job, unless it was cancelled. Returns False if there are no more."""
-        if job is None or job not in self._open:
-            return job is not None
+    def _do(self, job: Job) -> None:
+        if job not in self._open:
+            return
         try:
             self._on_reading(job.number)
             job.outcome = job.work()
         except Exception as error:  # a defect must not end the thread
             job.outcome = error
         self._done.put(job)
-        return True

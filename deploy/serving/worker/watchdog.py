@@ -49,7 +49,7 @@ def reload_model(server: Server, lifetime_seconds: float) -> None:
     lifetime_seconds
         How long the backend ran. The reload waits until `MIN_LIFETIME_SECONDS` after its start.
     """
-    ended = _ended(server.pid)
+    ended = _ended(server.pid, EXIT_GRACE_SECONDS)
     if server.region:
         with suppress(OSError):
             (SHARED_MEMORY / server.region).unlink()
@@ -81,15 +81,8 @@ def watch_server(server: Server) -> None:
 def _kill_a_stuck_backend(server: Server, backend: int) -> None:
     if not server.region or server.region not in Path(f"/proc/{backend}/cmdline").read_text(errors="replace"):
         return
-    try:
-        descriptor = os.pidfd_open(server.pid)
-    except ProcessLookupError:
-        pass
-    except OSError:  # a kernel or sandbox without pidfd
+    if not _ended(server.pid, None):
         return
-    else:
-        select.select([descriptor], [], [])
-        os.close(descriptor)
     time.sleep(STUCK_SECONDS)
     if os.getppid() == backend:
         _log(f"the server has ended, and the backend of model {server.model} has not; it is killed")
@@ -97,8 +90,8 @@ def _kill_a_stuck_backend(server: Server, backend: int) -> None:
             os.kill(backend, signal.SIGKILL)
 
 
-def _ended(pid: int) -> bool:
-    """True if a process ends within `EXIT_GRACE_SECONDS`."""
+def _ended(pid: int, within_s: float | None) -> bool:
+    """True if a process ends within so many seconds, or, with None, at any time."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -106,7 +99,7 @@ def _ended(pid: int) -> bool:
     except OSError:  # a kernel or sandbox without pidfd
         return False
     try:
-        return bool(select.select([descriptor], [], [], EXIT_GRACE_SECONDS)[0])
+        return bool(select.select([descriptor], [], [], within_s)[0])
     finally:
         os.close(descriptor)
 
