@@ -16,7 +16,7 @@ SERVER_MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"}
 LARGE_BYTES = 1 << 20
 """With 131,072, glibc's own first value, a batch of BART base took 4 % more time, for page faults; with this 1 %."""
 M_MMAP_THRESHOLD = -3
-"""Of glibc's malloc.h."""
+"""The parameter of `mallopt` for the size from which a block is one of its own, in glibc's malloc.h."""
 
 
 def return_large_blocks() -> None:

@@ -75,7 +75,7 @@ class Site:
 
 
 def sites(graphs: ModelGraphs) -> list[Site]:
-    """What ``quantize`` would quantise: the products and embeddings of each graph in its order, then its tables."""
+    """The places that ``quantize`` rewrites: products and embeddings of each graph in its order, then its tables."""
     return [
         site
         for name, graph in named_graphs(graphs)

@@ -84,7 +84,7 @@ def test_samples_are_those_of_libsndfile(kind: str, subtype: str, channels: int)
     ],
 )
 def test_the_sound_of_many_kinds_of_file(kind: str, codec: str, video: bool, delay: int) -> None:
-    """What FFmpeg encodes comes back, with the delay of an encoder where the file does not state it."""
+    """Sound that FFmpeg encodes comes back, with the delay of an encoder where the file does not state it."""
     wave = chirp(2.0, 48_000, high_hz=3000)
     found, notes = read(encoded(wave, kind=kind, codec=codec, rate_hz=48_000, video=video), 48_000)
     assert abs(len(found) - len(wave)) < 2100 and abs(delay) < 2100
