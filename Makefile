@@ -67,7 +67,7 @@ server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv
 check: lint $(BUILT) ## [2 min at most] lint, and the tests that matter for what changed against main; see tools/check.py
 	@$(BIN)/python -m tools.check
 
-test: lint $(BUILT) $(SERVED) ## [15 min] lint, and every test that needs neither minutes nor a GPU
+test: lint $(BUILT) $(SERVED) ## [18 min] lint, and every test that needs neither minutes nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
 	  -m "not slow and not gpu"
 
