@@ -133,7 +133,8 @@ def test_a_page_that_is_read_for_long_holds_nobody_up(
     whole = tiff(*PAGES, *PAGES)
     requests = [image_request(0, whole), *(image_request(number, FILES[0]) for number in (1, 2, 3))]
     log = run(trocr, requests, cancelled=cancelled, seen=events)
-    assert [event.number for event in log.events] == [1, 2, 0]
+    first, second, last = (event.number for event in log.events)
+    assert {first, second} == {1, 2} and last == 0
     assert log.outputs(0)[0].texts == trocr.read_images([whole], **SETTINGS)[0].texts
 
 
