@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
-from tightbeam.deploy.runtimes.process_memory import BY_LAYER, ProcessMemory, buffer_bytes
+from tightbeam.deploy.runtimes.process.memory import BY_LAYER, ProcessMemory, buffer_bytes
 from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
 from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_global_tokens

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.runtimes.process_memory import memory_of
+from tightbeam.deploy.runtimes.process.memory import memory_of
 from tightbeam.export.accuracy.precision_error import describe_error
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.whisper_prompt import lacks_task

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tightbeam.deploy.bundle.manifest import DivergenceEntry, Manifest, QuantizedCacheEntry, QuantizedEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.runtimes.process_memory import ProcessMemory
+from tightbeam.deploy.runtimes.process.memory import ProcessMemory
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
 
 

@@ -14,8 +14,8 @@ from tightbeam.deploy.console import Version, command_line, drop_output, say
 from tightbeam.deploy.errors import BundleError, FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.fields import FIELDS
 from tightbeam.deploy.generation.layers import COMMAND_LINE, GENERATION_CONFIG, with_source
+from tightbeam.deploy.inputs.files.sound_source import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
 from tightbeam.deploy.inputs.lines import LineFormat
-from tightbeam.deploy.inputs.sound_source import MAX_CHANNELS, MAX_HZ, MIN_HZ, SAMPLE_FORMATS, RawFormat
 from tightbeam.deploy.inputs.sources import MOST_TOGETHER
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.input_files import STDIN

@@ -11,7 +11,7 @@ import typer
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError, InputError
-from tightbeam.deploy.inputs.audio_files import read_blocks
+from tightbeam.deploy.inputs.files.audio import read_blocks
 from tightbeam.deploy.serving.repository.config import RepositoryError
 from tightbeam.deploy.serving.repository.models import ServedModel, served_models
 from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_TEXT, request_command

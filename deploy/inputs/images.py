@@ -14,7 +14,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.image.geometry import MAX_PIXELS
 from tightbeam.deploy.inputs.file_lines import FileLine
-from tightbeam.deploy.inputs.image_files import ImageFile
+from tightbeam.deploy.inputs.files.image import ImageFile
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import InputResult

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import Source, audio_blocks
 from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.files.audio import Source, audio_blocks
+from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished
-from tightbeam.deploy.inputs.sound_source import SoundSource
 from tightbeam.deploy.inputs.sources import SourceReader, run_sources
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.inputs.audio_files import as_samples
 from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.files.audio import as_samples
 from tightbeam.deploy.inputs.json_line import TRUNCATE, in_json, settings_of_line
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult

@@ -23,14 +23,14 @@ from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
-from tightbeam.deploy.inputs.audio_files import Source, audio_blocks, cut
 from tightbeam.deploy.inputs.file_lines import FileLine
+from tightbeam.deploy.inputs.files.audio import Source, audio_blocks, cut
+from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText, run_inputs
 from tightbeam.deploy.inputs.sequential import SequentialTranscription
-from tightbeam.deploy.inputs.sound_source import SoundSource
 from tightbeam.deploy.inputs.sources import SourceReader, run_sources
 from tightbeam.deploy.inputs.words import words_of
 from tightbeam.deploy.model.model import Model

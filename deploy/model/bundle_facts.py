@@ -20,7 +20,7 @@ from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
-from tightbeam.deploy.runtimes.process_memory import ProcessMemory, memory_of
+from tightbeam.deploy.runtimes.process.memory import ProcessMemory, memory_of
 
 __all__ = ["Workload", "cache_bytes", "facts_of", "process_memory", "report_of", "workload_of"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from tightbeam.deploy.errors import RuntimeSetupError, first_line
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.sizing import Machine
-from tightbeam.deploy.runtimes.process import allowed_cores
+from tightbeam.deploy.runtimes.process.cores import allowed_cores
 
 __all__ = ["connected", "machines"]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import is_audio
+from tightbeam.deploy.inputs.files.audio import is_audio
 from tightbeam.deploy.inputs.json_line import read_json_line
 from tightbeam.deploy.ray.lines import LineScan, scan_lines
 from tightbeam.deploy.ray.parquet import scan_parquet

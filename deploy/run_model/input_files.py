@@ -19,11 +19,11 @@ from typing import BinaryIO
 
 from tightbeam.deploy.console import counted
 from tightbeam.deploy.errors import NO_NAME, InputError
-from tightbeam.deploy.inputs.audio_files import is_audio
-from tightbeam.deploy.inputs.image_files import is_image
+from tightbeam.deploy.inputs.files.audio import is_audio
+from tightbeam.deploy.inputs.files.image import is_image
+from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.json_line import json_object, read_json_line
 from tightbeam.deploy.inputs.lines import MOST_TEXT_BYTES, parse_ids, read_lines
-from tightbeam.deploy.inputs.sound_source import SoundSource
 
 __all__ = [
     "AUDIO_NAMES",

@@ -18,9 +18,10 @@ from tightbeam.deploy.generation.layers import COMMAND_LINE, with_source
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
-from tightbeam.deploy.inputs.audio_files import is_audio
 from tightbeam.deploy.inputs.file_lines import file_lines, named_files
-from tightbeam.deploy.inputs.image_files import is_image
+from tightbeam.deploy.inputs.files.audio import is_audio
+from tightbeam.deploy.inputs.files.image import is_image
+from tightbeam.deploy.inputs.files.sound_source import RawFormat, SoundSource, is_raw_sound
 from tightbeam.deploy.inputs.images import run_images
 from tightbeam.deploy.inputs.lines import LineFormat, run_lines, stream_lines
 from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
@@ -29,7 +30,6 @@ from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText
-from tightbeam.deploy.inputs.sound_source import RawFormat, SoundSource, is_raw_sound
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,

@@ -13,7 +13,7 @@ from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, RuntimeSetupError, first_line
 from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
-from tightbeam.deploy.runtimes.process import allowed_cores
+from tightbeam.deploy.runtimes.process.cores import allowed_cores
 from tightbeam.plugins.library import ENVIRONMENT
 
 __all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]

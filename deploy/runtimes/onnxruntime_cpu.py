@@ -43,8 +43,8 @@ from tightbeam.deploy.runtimes.base import (
     small_inputs,
     source_outputs,
 )
-from tightbeam.deploy.runtimes.freed_memory import release_freed_memory
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
+from tightbeam.deploy.runtimes.process.freed_memory import release_freed_memory
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 from tightbeam.plugins.library import cpu_library

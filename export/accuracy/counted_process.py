@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 
-from tightbeam.deploy.runtimes.process import with_huge_pages
+from tightbeam.deploy.runtimes.process.environment import with_huge_pages
 
 __all__ = ["run_counted"]
 

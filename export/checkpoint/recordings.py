@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import cut, is_audio, read_blocks
+from tightbeam.deploy.inputs.files.audio import cut, is_audio, read_blocks
 from tightbeam.export.errors import ExportError
 
 __all__ = ["MAX_RECORDINGS", "PCM_STEPS", "find_recordings", "read_recording"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.fuzzing import bytes_like, corpus, fuzz
-from tightbeam.deploy.inputs.image_files import ImageFile
+from tightbeam.deploy.inputs.files.image import ImageFile
 
 Image = pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.slow, pytest.mark.fuzz]

@@ -9,8 +9,8 @@ import pytest
 
 from support.audio import chirp, encoded
 from support.fuzzing import bytes_like, corpus, fuzz
-from tightbeam.deploy.inputs.audio_files import audio_blocks, read_blocks
-from tightbeam.deploy.inputs.sound_source import SoundSource
+from tightbeam.deploy.inputs.files.audio import audio_blocks, read_blocks
+from tightbeam.deploy.inputs.files.sound_source import SoundSource
 
 soundfile = pytest.importorskip("soundfile")
 pytestmark = [pytest.mark.slow, pytest.mark.fuzz]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tightbeam.deploy import Runner
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.inputs.audio_files import read_audio, windows
+from tightbeam.deploy.inputs.files.audio import read_audio, windows
 from tightbeam.deploy.inputs.images import run_images as _run_images
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.inputs.lines import run_lines as _run_lines

@@ -11,7 +11,7 @@ import transformers
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import read_audio
+from tightbeam.deploy.inputs.files.audio import read_audio
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tools.real_check.inputs import CheckError, RealInputs, Recording

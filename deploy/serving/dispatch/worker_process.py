@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 
-from tightbeam.deploy.runtimes.process import allowed_cores, with_huge_pages
+from tightbeam.deploy.runtimes.process.cores import allowed_cores
+from tightbeam.deploy.runtimes.process.environment import with_huge_pages
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 
 __all__ = ["WorkerError", "WorkerProcess"]

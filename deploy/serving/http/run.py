@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from tightbeam.deploy.runtimes.freed_memory import return_large_blocks
+from tightbeam.deploy.runtimes.process.freed_memory import return_large_blocks
 
 __all__ = ["config_of", "run_server"]
 

@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from tightbeam.deploy.runtimes.freed_memory import SERVER_MALLOC
+from tightbeam.deploy.runtimes.process.environment import SERVER_MALLOC
 
 __all__ = ["VARIABLE", "VERSION", "ServerError", "TritonServer", "find_server"]
 

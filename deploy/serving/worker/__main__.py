@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.runtimes.freed_memory import release_freed_memory, return_large_blocks
+from tightbeam.deploy.runtimes.process.freed_memory import release_freed_memory, return_large_blocks
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model, watch_server

@@ -16,7 +16,7 @@ import pytest
 from support.audio import RATE_HZ, Array, chirp, encoded
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.inputs import sound_file
-from tightbeam.deploy.inputs.audio_files import read_blocks
+from tightbeam.deploy.inputs.files.audio import read_blocks
 
 soundfile = pytest.importorskip("soundfile")
 av = pytest.importorskip("av")

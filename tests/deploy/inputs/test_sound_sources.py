@@ -13,8 +13,8 @@ import pytest
 
 from support.audio import RATE_HZ, chirp, encoded
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.audio_files import audio_blocks
-from tightbeam.deploy.inputs.sound_source import SAMPLE_FORMATS, RawFormat, SoundSource, is_raw_sound
+from tightbeam.deploy.inputs.files.audio import audio_blocks
+from tightbeam.deploy.inputs.files.sound_source import SAMPLE_FORMATS, RawFormat, SoundSource, is_raw_sound
 
 soundfile = pytest.importorskip("soundfile")
 SUBTYPES = {"u8": "PCM_U8", "s16le": "PCM_16", "s32le": "PCM_32", "f32le": "FLOAT"}

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tightbeam.deploy.runtimes import process
 from tightbeam.deploy.runtimes._onnxruntime import session_options
-from tightbeam.deploy.runtimes.process import allowed_cores, quota
+from tightbeam.deploy.runtimes.process.cores import allowed_cores, quota
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_default_threads_of_a_session(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)))
-    monkeypatch.setattr(process, "quota", lambda: share)
+    monkeypatch.setattr("tightbeam.deploy.runtimes.process.cores.quota", lambda: share)
     assert allowed_cores() == allowed
     assert session_options(None).intra_op_num_threads == (0 if allowed == machine else allowed)  # 0: ONNX Runtime's own
     assert session_options(5).intra_op_num_threads == 5

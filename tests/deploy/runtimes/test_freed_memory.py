@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tightbeam.deploy.runtimes.freed_memory import SERVER_MALLOC
+from tightbeam.deploy.runtimes.process.environment import SERVER_MALLOC
 from tightbeam.deploy.serving.server.triton_server import TritonServer
 
 PROGRAM = """
 import ctypes, sys
-from tightbeam.deploy.runtimes.freed_memory import return_large_blocks
+from tightbeam.deploy.runtimes.process.freed_memory import return_large_blocks
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
 library = ctypes.CDLL(None)

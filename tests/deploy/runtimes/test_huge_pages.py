@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tightbeam.deploy.runtimes.process import with_huge_pages
+from tightbeam.deploy.runtimes.process.environment import with_huge_pages
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """

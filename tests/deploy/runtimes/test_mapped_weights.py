@@ -22,7 +22,7 @@ from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.operators import operators_version
 from tightbeam.deploy.bundle.protobuf import content, fields, varint
 from tightbeam.deploy.runtimes._mapped_weights import MappedWeights
-from tightbeam.deploy.runtimes.process_memory import _nodes
+from tightbeam.deploy.runtimes.process.memory import _nodes
 from tightbeam.graph_passes import PRESETS
 
 

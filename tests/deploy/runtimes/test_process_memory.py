@@ -12,7 +12,7 @@ import pytest
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.model.bundle_facts import Workload, facts_of, process_memory
-from tightbeam.deploy.runtimes.process_memory import LIBRARIES, buffer_bytes
+from tightbeam.deploy.runtimes.process.memory import LIBRARIES, buffer_bytes
 
 OLD = Path(__file__).parents[2] / "data" / "bundle-format-1"
 WORKLOAD = Workload(batch_size=2, num_beams=4, source_length=40, new_tokens=20)

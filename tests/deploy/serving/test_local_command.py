@@ -23,7 +23,7 @@ from support.inputs import transcribe
 from support.serving import served
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.serve_local import app
-from tightbeam.deploy.inputs.audio_files import read_audio, windows
+from tightbeam.deploy.inputs.files.audio import read_audio, windows
 from tightbeam.deploy.serving.repository.shell_commands import SAMPLE_AUDIO, SAMPLE_IDS, SAMPLE_TEXT
 from tightbeam.deploy.serving.server import triton_server
 from tightbeam.deploy.serving.server.local_server import free_ports

@@ -21,7 +21,7 @@ from support.inputs import run_windows
 from support.serving.triton_requests import EventLog, audio_request, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError, InputError
-from tightbeam.deploy.inputs.audio_files import read_blocks
+from tightbeam.deploy.inputs.files.audio import read_blocks
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Request, Row
 from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec

@@ -16,7 +16,7 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.image import images
 from support.serving.triton_requests import run
 from tightbeam.deploy import Runner
-from tightbeam.deploy.inputs.image_files import ImageFile
+from tightbeam.deploy.inputs.files.image import ImageFile
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.worker import requests as reading
 from tightbeam.deploy.serving.worker import running

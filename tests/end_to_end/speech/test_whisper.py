@@ -26,7 +26,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.generation.resolve import resolve_settings
-from tightbeam.deploy.inputs.audio_files import read_audio
+from tightbeam.deploy.inputs.files.audio import read_audio
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding, OnnxRuntimeCpu
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.config import feature_settings

@@ -16,9 +16,9 @@ from support.bundles.cache import BundleCache
 from support.recordings_command import load_words, run
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
+from tightbeam.deploy.inputs.files.sound_source import RawFormat, SoundSource
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.run import FoundSegments
-from tightbeam.deploy.inputs.sound_source import RawFormat, SoundSource
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.run_model import input_files
 from tightbeam.deploy.run_model.subtitles import subtitles

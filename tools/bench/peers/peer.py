@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from tightbeam.deploy.runtimes.process import with_huge_pages
+from tightbeam.deploy.runtimes.process.environment import with_huge_pages
 from tools.bench.peers.environments import PeerError
 
 __all__ = ["Peer", "convert"]

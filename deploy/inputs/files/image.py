@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.image.geometry import INSTALL, MAX_PIXELS
-from tightbeam.deploy.inputs.regular_file import not_regular
+from tightbeam.deploy.inputs.files.regular import not_regular
 
 __all__ = ["ImageFile", "is_image"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
-from tightbeam.deploy.inputs.regular_file import not_regular
-from tightbeam.deploy.inputs.sound_file import Channels, SoundFile, at_rate
-from tightbeam.deploy.inputs.sound_source import MAX_HZ, MIN_HZ, SoundSource, is_raw_sound
+from tightbeam.deploy.inputs.files.regular import not_regular
+from tightbeam.deploy.inputs.files.sound_file import Channels, SoundFile, at_rate
+from tightbeam.deploy.inputs.files.sound_source import MAX_HZ, MIN_HZ, SoundSource, is_raw_sound
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [

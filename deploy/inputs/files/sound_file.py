@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, first_line
-from tightbeam.deploy.inputs.sound_source import SoundSource
+from tightbeam.deploy.inputs.files.sound_source import SoundSource
 
 if TYPE_CHECKING:
     from av import AudioFrame, AudioStream, Packet

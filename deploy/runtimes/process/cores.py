@@ -1,21 +1,17 @@
-"""Resources of a process: the cores that affinity and its container's quota allow, and huge pages.
+"""The cores that affinity and its container's quota allow a process.
 
 By default ONNX Runtime starts a thread for each core of the machine, even if the process may use only a share of it.
-Huge pages save walks of page tables when a step reads the weights.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["allowed_cores", "quota", "with_huge_pages"]
+__all__ = ["allowed_cores", "quota"]
 
 CGROUPS = Path("/sys/fs/cgroup")
-VARIABLE = "GLIBC_TUNABLES"
-TUNABLE = "glibc.malloc.hugetlb"
 
 
 def allowed_cores() -> int:
@@ -62,15 +58,3 @@ def _read(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a new process in which glibc requests huge pages for large allocations.
-
-    Other tunables in the variable stay. It is read before a program's first line, so a running process cannot set it
-    for itself. Other systems and C libraries ignore it.
-    """
-    tunables = [entry for entry in environment.get(VARIABLE, "").split(":") if entry]
-    if not any(entry.startswith(f"{TUNABLE}=") for entry in tunables):
-        tunables.append(f"{TUNABLE}=1")
-    return {**environment, VARIABLE: ":".join(tunables)}

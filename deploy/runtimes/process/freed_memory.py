@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["SERVER_MALLOC", "release_freed_memory", "return_large_blocks"]
+__all__ = ["release_freed_memory", "return_large_blocks"]
 
-SERVER_MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment of a server in other code, for which a call to `return_large_blocks` cannot be made."""
 LARGE_BYTES = 1 << 20
 """With 131,072, glibc's own first value, a batch of BART base took 4 % more time, for page faults; with this 1 %."""
 M_MMAP_THRESHOLD = -3

@@ -1,0 +1,1 @@
+"""Sound and image files: opened, checked and decoded to samples and pixels."""

@@ -1,0 +1,1 @@
+"""The process that a runtime runs in: its cores, its environment and its memory."""
