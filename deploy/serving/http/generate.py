@@ -6,7 +6,7 @@ Source: Triton Inference Server's generate extension of the HTTP protocol.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_eve
 from tightbeam.deploy.serving.http.errors import HttpError, plain_error, refused
 from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
 from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.protocol.messages import Row
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, MESSAGES, TEXT
 
 __all__ = ["body_fields", "generate_routes", "json_fields"]
@@ -99,14 +100,21 @@ async def _run(request: Request, model: ServedModel, fields: dict[str, Any], *, 
     if stream:
         return await event_stream(request, _stream(model, inputs, settings, head), plain_error)
     rows = await while_connected(request, model.rows(inputs, settings))
-    return JSONResponse({**head, **_flat(tensors_of([row.output for row in rows], rows[0].fill))})
+    return JSONResponse({**head, **_flat(tensors_of([row.output for row in rows], rows[0].fill)), **_notes(rows)})
 
 
 async def _stream(
     model: ServedModel, inputs: dict[str, Array], settings: dict[str, Any], head: dict[str, str]
 ) -> AsyncIterator[dict[str, Any]]:
     async for event in model.events(inputs, settings, stream=True):
-        yield {**head, **_flat(tensors_of_event(event))}
+        yield {**head, **_flat(tensors_of_event(event)), **_notes([event] if isinstance(event, Row) else [])}
+
+
+def _notes(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return NOTES, what is to be known of recordings, such as that a file breaks off, if there is something."""
+    several = len(rows) > 1
+    notes = [f"row {row.row}: {note}" if several else note for row in rows for note in row.notes]
+    return {"NOTES": notes} if notes else {}
 
 
 def _parsed(model: ServedModel, fields: dict[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:

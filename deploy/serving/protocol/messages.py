@@ -203,13 +203,14 @@ class FoundSegment:
 @dataclass(frozen=True)
 class Row:
     """Event: the whole result of a row. ``fill`` is the token that pads its sequences, ``seconds`` the length of its
-    recording."""
+    recording, ``notes`` what the client should know of it, such as that the file breaks off."""
 
     number: int
     row: int
     output: Output
     fill: int
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.events import NullEvents
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
-from tightbeam.deploy.serving.protocol.log import log_exception
+from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import (
     Event,
     FoundSegment,
@@ -301,7 +301,11 @@ class RunningRequests(NullEvents):
                 return
         self._tokens += sum(len(row) for row in output.sequences)
         fill = owner.request.options.pad_token_id or 0
-        self._events.append(Row(owner.request.number, owner.row, output, fill, owner.input.result.seconds))
+        result = owner.input.result
+        for note in result.notes:
+            log(f"tightbeam: note: the recording of a request: {note}")
+        row = Row(owner.request.number, owner.row, output, fill, result.seconds, tuple(result.notes))
+        self._events.append(row)
 
     def _fail(self, owner: _OpenRow, error: Exception) -> None:
         """Refuse the request of a row."""

@@ -222,6 +222,18 @@ def test_transcriptions(client: OpenAI, runners: dict[str, Runner], wave: bytes,
         assert found.language == "de" and found.duration == pytest.approx(0.7)
 
 
+def test_a_broken_upload_says_where_its_sound_ends(client: OpenAI, web: httpx.Client, wave: bytes) -> None:
+    note = "its end is missing: the file breaks off after 0.5 s"
+    cut = wave[: 44 + RATE_HZ]  # half a second of 16 bits
+    how: dict[str, Any] = {"model": "speech", "file": ("a.wav", cut), "extra_body": {"max_new_tokens": 4}}
+    assert client.audio.transcriptions.create(**how, response_format="verbose_json").model_extra["notes"] == [note]
+    *_, done = client.audio.transcriptions.create(**how, stream=True)
+    assert done.model_extra["notes"] == [note]
+    data = {"model": "speech", "max_new_tokens": "4"}
+    assert web.post("/generate", data=data, files={"AUDIO_FILE": cut}).json()["NOTES"] == [note]
+    assert "NOTES" not in web.post("/generate", data=data, files={"AUDIO_FILE": wave}).json()
+
+
 def test_a_stream_of_a_transcription_joins_to_the_text(client: OpenAI, wave: bytes) -> None:
     how: dict[str, Any] = {
         "model": "speech",

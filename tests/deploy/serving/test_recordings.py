@@ -198,6 +198,13 @@ def test_a_cancelled_recording_leaves_the_others(whisper: Runner) -> None:
     expect_transcribed(whisper, log, {1: [other]})
 
 
+def test_a_broken_file_is_noted_in_the_log(whisper: Runner, capfd: pytest.CaptureFixture[str]) -> None:
+    data = file_of("WAV", 0.5)
+    run(whisper, [file_request(0, data[: len(data) // 2])])
+    noted = "tightbeam: note: the recording of a request: its end is missing: the file breaks off after 0.2 s\n"
+    assert capfd.readouterr().err == noted
+
+
 def test_silence_is_answered_without_a_step(whisper: Runner) -> None:
     data = io.BytesIO()
     soundfile.write(data, np.zeros(2 * RATE_HZ), RATE_HZ, format="WAV")

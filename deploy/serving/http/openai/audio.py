@@ -132,6 +132,7 @@ def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> 
         "text": text,
         "segments": [_segment(place, each) for place, each in enumerate(segments)],
         "usage": {"type": "duration", "seconds": math.ceil(row.seconds)},
+        **_notes(row),
     }
     if words:
         made["words"] = [
@@ -140,6 +141,11 @@ def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> 
             for word in segment.words or []
         ]
     return made
+
+
+def _notes(row: Row) -> dict[str, list[str]]:
+    """Return the field of what is to be known of a recording, such as that the file breaks off, if there is something."""
+    return {"notes": list(row.notes)} if row.notes else {}
 
 
 def _segment(place: int, segment: TextSegment) -> dict[str, Any]:
@@ -167,4 +173,4 @@ async def _stream(
             if text.strip() != given.strip():  # nothing was streamed, such as of recordings of several parts
                 yield {"type": "transcript.text.delta", "delta": text[len(given) :] if text.startswith(given) else text}
             usage = {"type": "duration", "seconds": math.ceil(event.seconds)}
-            yield {"type": "transcript.text.done", "text": text, "usage": usage}
+            yield {"type": "transcript.text.done", "text": text, "usage": usage, **_notes(event)}
