@@ -14,7 +14,7 @@ from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.runtimes.base import Runtime
 from tightbeam.deploy.scheduling.events import NullEvents, SchedulerEvents, Work
-from tightbeam.deploy.scheduling.lane import Lane
+from tightbeam.deploy.scheduling.lane import JoiningLane, Lane, WholeLane
 from tightbeam.deploy.scheduling.sample import BatchKey, Sample
 from tightbeam.deploy.search import SearchResult
 
@@ -78,8 +78,7 @@ class Scheduler:
         self._runtime, self._max_rows, self._retry = runtime, max_rows, retry
         self._lock = lock or nullcontext()
         self._events = events or NullEvents()
-        joining = runtime.joining()
-        self._joins = joining is not None
+        self._joining = joining = runtime.joining()
         self._most_steps = 1 if joining is None else joining.steps_in_turn
         self._turn: tuple[BatchKey | None, int] = None, 0  # the lane that ran last, and its steps in this turn
         self._lanes: dict[BatchKey, Lane] = {}  # in the order of their turns
@@ -105,7 +104,7 @@ class Scheduler:
     @property
     def wants_more(self) -> bool:
         """True if another sample should come before the next turn: no sample is there, or no whole batch is full."""
-        if self._joins or any(lane.running for lane in self._lanes.values()):
+        if self._joining is not None or any(lane.running for lane in self._lanes.values()):
             return not self.active
         return all(len(lane.waiting) < lane.places for lane in self._lanes.values())
 
@@ -129,8 +128,7 @@ class Scheduler:
         key = replace(sample, alone=False).batch_key
         if key not in self._lanes:
             self._close_idle()
-            places = max(1, self._max_rows // sample.options.num_beams)
-            self._lanes[key] = Lane(self._runtime, places, self, self._on_encode)
+            self._lanes[key] = self._new_lane(max(1, self._max_rows // sample.options.num_beams))
         self._owners[sample.number] = self._lanes[key]
         self._lanes[key].waiting.add(sample)
 
@@ -158,7 +156,7 @@ class Scheduler:
         lane = self._owners.get(number)
         if lane is None or lane.batch is None:
             return np.zeros(0, np.int64)
-        return lane.batch.certain(number, known)
+        return lane.batch.search.certain(number, known)
 
     def turn(self) -> list[FinishedSample | FailedSample]:
         """Run the turn of the next lane: the encoder runs if needed, samples join, and the batch takes a step.
@@ -230,11 +228,16 @@ class Scheduler:
         lane.fill(free)
         filled = time.perf_counter()
         self.work.prefill_seconds += filled - start
-        if lane.batch is not None and len(lane.batch):
+        if running := lane.running:
             self.work.steps += 1
-            self.work.sample_steps += len(lane.batch)
-            lane.batch.advance()
+            self.work.sample_steps += running
+            lane.advance()
             self.work.step_seconds += time.perf_counter() - filled
+
+    def _new_lane(self, places: int) -> Lane:
+        if self._joining is None:
+            return WholeLane(self._runtime, places, self, self._on_encode)
+        return JoiningLane(self._joining, places, self, self._on_encode)
 
     def _close_idle(self) -> None:
         for key, lane in list(self._lanes.items()):
@@ -244,7 +247,7 @@ class Scheduler:
 
     def _next(self) -> tuple[BatchKey | None, int]:
         """Return the key of the next lane, or None, and the number of its samples that may get a place."""
-        for key in self._lanes if self._joins else self._whole():
+        for key in self._whole() if self._joining is None else self._lanes:
             free = self._free_places(self._lanes[key])
             if self._lanes[key].running or free:
                 return key, free

@@ -15,7 +15,7 @@ from support.serving.triton_requests import alone, assert_same, audio_request, i
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.inputs.output import Output
-from tightbeam.deploy.scheduling.batch import Batch
+from tightbeam.deploy.scheduling.lane import Lane
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker import requests as reading
 
@@ -236,21 +236,23 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, poison: int, steps: int) -> None:
         poisoned: set[int] = set()
-        sample, advance = reading.RequestParser._sample, Batch.advance
+        sample, advance = reading.RequestParser._sample, Lane.advance
 
         def noted(parser: reading.RequestParser, tokens: list[int], *rest: Any) -> Any:
             made = sample(parser, tokens, *rest)
             poisoned.update([made.number] if poison in tokens else [])
             return made
 
-        def broken(batch: Batch) -> None:
-            for place, length in zip(batch._search.places, batch._search.lengths.tolist(), strict=True):
+        def broken(lane: Lane) -> None:
+            assert lane.batch is not None
+            search = lane.batch.search
+            for place, length in zip(search.places, search.lengths.tolist(), strict=True):
                 if place.number in poisoned and length > steps:
                     raise BundleError("the model's scores are NaN or infinite; export it again")
-            advance(batch)
+            advance(lane)
 
         monkeypatch.setattr(reading.RequestParser, "_sample", noted)
-        monkeypatch.setattr(Batch, "advance", broken)
+        monkeypatch.setattr(Lane, "advance", broken)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
