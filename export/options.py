@@ -78,8 +78,8 @@ def check_cache_precision(options: ExportOptions) -> None:
     preset = options.choice().preset
     if preset is not None and preset.source not in QUANTIZED_KINDS:
         raise ExportError(
-            f"source cache {preset.source} cannot be in int8; expected {' or '.join(QUANTIZED_KINDS)}, as of "
-            f"--variant {DEFAULT} or el"
+            f"source cache {preset.source} cannot be in int8; expected {', '.join(QUANTIZED_KINDS[:-1])} or "
+            f"{QUANTIZED_KINDS[-1]}, as of --variant {DEFAULT}, kcache or el"
         )
 
 

@@ -317,7 +317,7 @@ def _rewrite_to(export: _Export, choice: Choice, activations: _Activations | Non
         export.on_step(MEASURING_ATTENTION)
         activations = calibrate(export.checkpoint, export.preparation.calibration, export.reference)
         canonical.channels = channels_of(*activations)
-    plan, measured = guard(canonical, export.plan, activations, options.precision)
+    plan, measured = guard(canonical, export.plan, activations, options.precision, options.cache_precision)
     export.guarded = tuple(result.entry() for result in measured)
     if plan != export.plan:
         export.plan = plan
@@ -328,13 +328,12 @@ def _rewrite_to(export: _Export, choice: Choice, activations: _Activations | Non
 def _try_precision(export: _Export) -> None:
     """Raise PassError now for what the precision refuses after the measurements, which are slow.
 
-    Not if values are made of keys: the inverse of a badly conditioned weight may be beyond float16, until the guard
+    Not float16 if values are made of keys: the inverse of a badly conditioned weight may be beyond it, until the guard
     gives the keys another form.
     """
     precision, cache_precision = export.options.precision, export.options.cache_precision
-    if any(SOURCE[layer.source].key_forms or GENERATED[layer.generated].key_forms for layer in export.plan):
-        return
-    if precision == "fp16" or cache_precision is not None:
+    made_of_keys = any(SOURCE[layer.source].key_forms or GENERATED[layer.generated].key_forms for layer in export.plan)
+    if (precision == "fp16" and not made_of_keys) or cache_precision is not None:
         to_precision(export.graphs, "fp32" if precision in INTEGERS else precision, cache_precision=cache_precision)
 
 

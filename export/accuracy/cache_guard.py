@@ -1,9 +1,10 @@
 """The guard of int8 source caches: the error that each cache gives a layer's attention on real activations.
 
-A row is the key or the value of one head at one position, or a position's state, and has one scale: one large number
-among small ones takes all of its 255 steps. The attention of each layer is computed with one cache rounded and all else
-exact, in int8 and in float16, and compared with float64. A cache that errs more than allowed is refused: attention over
-float rows in some layers would keep more bytes than the formula gives.
+A row is the key or the value of one head at one position, or a position's state, or a position's keys of all heads if
+values are made of them. It has one scale: one large number among small ones takes all of its 255 steps. The attention
+of each layer is computed with one cache rounded and all else exact, in int8 and in float16, and compared with float64.
+A cache that errs more than allowed is refused: attention over float rows in some layers would keep more bytes than the
+formula gives. Keys of which values are made get a form in which they err little enough, if there is one (``guard``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tightbeam.export.errors import InexactError
 from tightbeam.graph_passes import SOURCE, LayerPlan, ModelGraphs
 from tightbeam.graph_passes.attention import cross_attention, self_attention
 
-__all__ = ["ALLOWED_BY_CACHE", "check_caches", "measure_caches"]
+__all__ = ["ALLOWED_BY_CACHE", "check_caches", "exact_in_int8", "measure_caches"]
 
 ALLOWED_BY_CACHE = 0.03
 """Largest error of an attention's output by one cache in int8, defined like a product's (``product_guard``)."""
@@ -39,25 +40,31 @@ def measure_caches(
     canonical
         The traced graphs, for the weights of each attention.
     plan
-        Kinds of cache of each layer: keys and values, or states.
+        Kinds of cache of each layer: keys and values, keys in a form, or states.
     activations
         Activations of each layer's attention over the source.
 
     Returns
     -------
     tuple of QuantizedCacheEntry
-        For each layer one of its states, or one of its keys and one of its values.
+        For each layer one of its states, or one of its keys and one of its values, if it caches them.
     """
     blocks = (self_attention if canonical.sizes.decoder_only else cross_attention)(canonical, "guard")
     entries: list[QuantizedCacheEntry] = []
     layers = list(zip(plan, activations, strict=True))
     for layer, (choice, seen) in enumerate(counted(layers, "layers measured, int8 source cache")):
         attention = LayerAttention.of(blocks[layer], seen)
+        attention = attention.in_form(choice.source_keys, canonical.channels.get(("source", layer)))
         for part, output in _outputs(attention, choice.source):
             errors = {name: attention.error(output(rounded)) for name, rounded in ROUNDINGS.items()}
             finite = {name: error if error < float("inf") else None for name, error in errors.items()}
             entries.append(QuantizedCacheEntry(layer=layer, part=part, allowed=ALLOWED_BY_CACHE, **finite))  # type: ignore[arg-type]
     return tuple(entries)
+
+
+def exact_in_int8(attention: LayerAttention, kind: str) -> bool:
+    """True if the attention over each cache of a kind in int8 errs by no more than is allowed."""
+    return all(attention.error(output(rows_in_int8)) <= ALLOWED_BY_CACHE for _, output in _outputs(attention, kind))
 
 
 def check_caches(entries: Sequence[QuantizedCacheEntry]) -> None:
@@ -77,7 +84,12 @@ ROUNDINGS: dict[str, Round] = {"int8": rows_in_int8, "fp16": lambda rows: rows.t
 def _outputs(attention: LayerAttention, kind: str) -> Iterator[tuple[str, Callable[[Round], Tensor]]]:
     """The caches of a layer, and for each the attention's output with that one rounded."""
     exact = torch.float64
-    if SOURCE[kind].one_matrix is not None:
+    one_matrix = SOURCE[kind].one_matrix
+    if one_matrix is not None and SOURCE[kind].key_forms:
+        to_values = one_matrix(attention.W_K, attention.W_V, None).to_values
+        yield "keys", lambda rounded: attention.with_cached_rows(rounded).from_keys(to_values, exact)
+        return
+    if one_matrix is not None:
         yield (
             "states",
             lambda rounded: attention.from_rows(rounded(attention.states), attention.W_K, attention.W_V, exact),

@@ -20,6 +20,7 @@ import torch
 
 from tightbeam.deploy.bundle.manifest import GuardEntry
 from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.export.accuracy.cache_guard import exact_in_int8
 from tightbeam.export.accuracy.layer_attention import TORCH_DTYPES, LayerAttention, product_in
 from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError
@@ -81,6 +82,7 @@ def guard(
     plan: Sequence[LayerPlan],
     activations: tuple[Sequence[AttentionActivations], Sequence[AttentionActivations]],
     precision: str = "fp32",
+    cache_precision: str | None = None,
 ) -> tuple[tuple[LayerPlan, ...], tuple[GuardResult, ...]]:
     """Replace the kinds of cache that are not exact enough by safer ones.
 
@@ -96,6 +98,9 @@ def guard(
         Activations of each layer's attention over the source, and of its attention over the generated part.
     precision
         The bundle's: "fp32", "fp16", "bf16", "int8" or "int4".
+    cache_precision
+        "int8" for source caches in int8: keys of which values are made get the first form in which they are exact
+        enough in int8 too, if there is one.
 
     Returns
     -------
@@ -121,7 +126,8 @@ def guard(
         wanted = [getattr(layer, part.name) for layer in plan]
         groups = _groups(wanted, part.kinds)
         for layers in counted(groups, f"layers measured, {part.name} cache"):
-            for found in part.in_first_exact_form(layers, wanted[layers[0]], precision):
+            in_int8 = part.name == "source" and cache_precision is not None
+            for found in part.in_first_exact_form(layers, wanted[layers[0]], precision, in_int8=in_int8):
                 exact = found.passes
                 measured.append(
                     found if exact else replace(found, kept=part.safer(found.layer, found.wanted, precision))
@@ -212,10 +218,12 @@ class _LayerAttentions:
     activations: Sequence[AttentionActivations]
     channels: Mapping[tuple[str, int], Any]
 
-    def in_first_exact_form(self, layers: Sequence[int], kind: str, precision: str) -> list[GuardResult]:
+    def in_first_exact_form(
+        self, layers: Sequence[int], kind: str, precision: str, *, in_int8: bool = False
+    ) -> list[GuardResult]:
         """The errors of layers of one kind, in the first form of their keys in which all of them are exact enough.
 
-        In the last form, if there is no such form.
+        In the last form, if there is no such form. ``in_int8``: they are cached in int8, and exact enough in it too.
         """
         measured: list[GuardResult] = []
         known = self._original(layers[0], precision) if len(layers) == 1 else None
@@ -224,9 +232,19 @@ class _LayerAttentions:
                 self.measure(known or self._original(layer, precision), kind, layers[0], precision, keys)
                 for layer in layers
             ]
-            if all(found.passes for found in measured):
+            if all(found.passes for found in measured) and not (in_int8 and self._errs_in_int8(layers, kind, keys)):
                 break
         return [self._with_conditions(found, layers[0]) for found in measured]
+
+    def _errs_in_int8(self, layers: Sequence[int], kind: str, keys: KeyForm) -> bool:
+        """True if the keys of some layer are not exact enough in int8; ``cache_guard`` measures them again."""
+        formed = (
+            LayerAttention.of(self.blocks[layer], self.activations[layer]).in_form(
+                keys, self.channels.get((self.name, layer))
+            )
+            for layer in layers
+        )
+        return not all(exact_in_int8(attention, kind) for attention in formed)
 
     def safer(self, layer: int, kind: str, precision: str) -> str:
         """The first of the safer kinds that is exact enough; keys and values themselves always are.
@@ -271,10 +289,8 @@ class _LayerAttentions:
         layer, attention = original.layer, original.attention
         dtype = TORCH_DTYPES[precision]
         is_first = layer == first
-        if is_first and keys.orthonormal:
-            attention = attention.with_orthonormal_keys()
-        if is_first and keys.few:
-            attention = attention.with_few(keys.few, self.channels.get((self.name, layer)))
+        if is_first:
+            attention = attention.in_form(keys, self.channels.get((self.name, layer)))
         one_matrix = self.kinds[kind].one_matrix
         assert one_matrix is not None
         form = one_matrix(attention.W_K, attention.W_V, None if is_first else self._key_weight(first, keys))

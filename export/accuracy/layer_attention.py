@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tightbeam.export.accuracy.activations import AttentionActivations
+from tightbeam.graph_passes import KeyForm
 from tightbeam.graph_passes.attention import AttentionBlock
 from tightbeam.graph_passes.caches.algebra import few_columns, key_heads, orthonormal_heads, value_heads
 from tightbeam.graph_passes.caches.cached_keys import CachedKeys
@@ -85,6 +86,17 @@ class LayerAttention:
         W_K = np.concatenate([self.W_K, few_columns(self.W_K, r, channels)], axis=1)
         bias = torch.cat([self.key_bias, torch.zeros(r, dtype=torch.float64)])
         return replace(self, key=product_in(self.states, W_K) + bias, key_bias=bias, W_K=W_K)
+
+    def in_form(self, keys: KeyForm, channels: Any = None) -> LayerAttention:
+        """The attention whose keys have a form; ``channels``: of what keys are made of."""
+        attention = self.with_orthonormal_keys() if keys.orthonormal else self
+        return attention.with_few(keys.few, channels) if keys.few else attention
+
+    def with_cached_rows(self, rounded: Callable[[Tensor], Tensor]) -> LayerAttention:
+        """The same over rounded rows of keys, which are multiplied with queries as they are cached."""
+        B, G, N, K = self.scored.shape
+        key = rounded(self.key)
+        return replace(self, key=key, scored=key[..., : G * K].reshape(B, N, G, K).transpose(1, 2))
 
     def with_products_in(self, precision: str) -> LayerAttention:
         """The same with keys and values from products of integers; unchanged in half precision, which ``dtype`` is.

@@ -52,13 +52,13 @@ class AttentionCost:
     """field of ``Machine``: operations a second over a cache in int8"""
 
     @classmethod
-    def over_keys(cls, sizes: Sizes, operator: str, r: int = 0) -> AttentionCost:
+    def over_keys(cls, sizes: Sizes, operator: str, r: int = 0, int8_rate: str = "") -> AttentionCost:
         """Attention over cached keys and r more numbers [N, E + r], of which values are made.
 
         Queries are 0 at the r numbers: an encoder-decoder model makes these zeros with their projection.
         """
         X, zeros = sizes.E + r, 0 if sizes.decoder_only else sizes.D * (r // sizes.G)
-        return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, X * sizes.V, operator)
+        return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, X * sizes.V, operator, int8_rate)
 
     @classmethod
     def over_rows(

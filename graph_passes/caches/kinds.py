@@ -138,7 +138,8 @@ def plan_bytes(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize) -> tuple[i
     source = source_bytes([SOURCE[layer.source] for layer in plan], sizes, run)
     generated = generated_bytes([GENERATED[layer.generated] for layer in plan], sizes, run)
     few, own = few_beside_source(plan), sum(layer.generated_keys.few for layer in plan)
-    return source + run.B * run.N * few * run.itemsize, generated + run.R * run.T * own * run.itemsize
+    few_bytes = few * (1 if run.quantized_source else run.itemsize)
+    return source + run.B * run.N * few_bytes, generated + run.R * run.T * own * run.itemsize
 
 
 def few_beside_source(plan: Sequence[LayerPlan]) -> int:

@@ -4,11 +4,11 @@
     decoder: SourceAttention(Q, K, V, mask)             ->  QuantizedSourceAttention(Q, K, K.scale, V, V.scale, mask)
              LatentAttention(Q, S, mask)                ->  QuantizedLatentAttention(Q, S, S.scale, mask)
 
-A row is the key or the value of one head at one position, or a position's state, so that no row depends on another.
-Needs: float32 source caches that these operators read, without rotation and norm of keys. Saves three quarters of them,
-less 4 bytes a row, and as much reading in every step. Not exact: an export measures the error. Operators:
-``plugins/ops/quantize_rows``, ``quantized_source_attention``, ``quantized_latent_attention``, which have CPU kernels
-alone.
+A row is the key or the value of one head at one position, or a position's state, or a position's keys of all heads if
+values are made of them (``k``), so that no row depends on another. Needs: float32 source caches that these operators
+read, without rotation and norm of keys. Saves three quarters of them, less 4 bytes a row, and as much reading in every
+step. Not exact: an export measures the error. Operators: ``plugins/ops/quantize_rows``, ``quantized_source_attention``,
+``quantized_latent_attention``, which have CPU kernels alone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ __all__ = ["QUANTIZED_KINDS", "quantize_source"]
 
 NAME = "quantize_source"
 QUANTIZED_KINDS = tuple(kind.name for kind in SOURCE_KINDS if kind.scales is not None)
-"""Kinds of source cache whose rows can be integers. ``k`` and ``first-k`` make values of keys by an inverse of W_K,
-which multiplies the rounding: the demo model's log-probabilities then differ by 17 and 53 %, with these by 0.2 and 0.3.
-"""
+"""Kinds of source cache whose rows can be integers. ``k`` makes values of keys by an inverse of W_K, which multiplies
+the rounding; the guard gives the keys a form in which it does so little enough."""
 OPERATORS = {"SourceAttention": ("QuantizedSourceAttention", 2), "LatentAttention": ("QuantizedLatentAttention", 1)}
 """Operator over float rows -> operator over integers, and how many of its inputs from 1 on are caches."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -15,16 +16,22 @@ from tightbeam.export import ExportError
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.cache_guard import ALLOWED_BY_CACHE, check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate
+from tightbeam.export.accuracy.guard import guard
 from tightbeam.graph_passes import PRESETS, ModelGraphs, same_for_all
 from tightbeam.graph_passes.attention import cross_attention
 
 Given = tuple[ModelGraphs, list[AttentionActivations]]
+Both = tuple[list[AttentionActivations], list[AttentionActivations]]
 
 
 @pytest.fixture(scope="module")
-def given(bundles: BundleCache) -> Given:
-    checkpoint, canonical = bundles.trace("bart")
-    return canonical, calibrate(checkpoint, None)[0]
+def activations(bundles: BundleCache) -> Both:
+    return calibrate(bundles.trace("bart")[0], None)
+
+
+@pytest.fixture(scope="module")
+def given(bundles: BundleCache, activations: Both) -> Given:
+    return bundles.trace("bart")[1], activations[0]
 
 
 def measured(given: Given, variant: str) -> tuple[QuantizedCacheEntry, ...]:
@@ -60,6 +67,46 @@ def test_the_error_is_that_of_rounded_values(given: Given) -> None:
     exact, rounded = (np.einsum("bhtn,bnhv->bhtv", weights, v) for v in (values, np.rint(values / scale) * scale))
     expected = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert measured(given, "dedup")[1].int8 == pytest.approx(expected, rel=1e-3)
+
+
+def test_keys_take_the_form_in_which_they_are_exact_enough(given: Given, activations: Both) -> None:
+    """Values made of keys of condition 100 are exact enough in float32, and in int8 with a few more numbers."""
+    canonical, seen = given[0].copy(), given[1]
+    for block in cross_attention(canonical, "test").values():
+        U, values, V = np.linalg.svd(block.key.weight.values)
+        values = np.clip(values, values[0] / 100, None)
+        values[-3:] = values[0] / 100
+        block.key.matmul.inputs[1] = gs.Constant(f"{block.key.weight.name}.conditioned", (U * values) @ V)
+    wanted = same_for_all(PRESETS["kcache"], canonical.sizes.L, "")
+    for cache_precision, exact in ((None, False), ("int8", True)):
+        plan, _ = guard(canonical, wanted, activations, "fp32", cache_precision)
+        entries = measure_caches(canonical, plan, seen)
+        assert [(entry.layer, entry.part) for entry in entries] == [(i, "keys") for i in range(canonical.sizes.L)]
+        assert all((entry.int8 or 0) <= ALLOWED_BY_CACHE for entry in entries) == exact
+        assert all(bool(layer.source_keys.few) == exact for layer in plan)
+    check_caches(entries)
+
+
+def test_the_error_is_that_of_rounded_keys(given: Given) -> None:
+    """Numpy's attention over rows of keys that were rounded whole, of which values are made, against the exact one."""
+    canonical, activations = given
+    seen, sizes = activations[0], canonical.sizes
+    block = cross_attention(canonical, "test")[0]
+    W_K, W_V = (np.asarray(part.weight.values, np.float64) for part in (block.key, block.value))
+    states = seen.states.double().numpy()
+    rows = states @ W_K
+    scale = np.abs(rows).max(axis=-1, keepdims=True) / 127
+
+    def attend(rows: Any, values: Any) -> Any:
+        keys, values = (made.reshape(*states.shape[:2], sizes.G, -1) for made in (rows, values))
+        scores = np.einsum("bhtk,bnhk->bhtn", seen.query.double().numpy() * seen.scale, keys) + seen.mask.numpy()
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.einsum("bhtn,bnhv->bhtv", weights / weights.sum(axis=-1, keepdims=True), values)
+
+    rounded = np.rint(rows / scale) * scale
+    exact, found = attend(rows, states @ W_V), attend(rounded, rounded @ np.linalg.solve(W_K, W_V))
+    expected = np.sqrt(np.square(found - exact).mean() / np.square(exact).mean())
+    assert measured(given, "kcache")[0].int8 == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_cache_of_outliers_is_refused_by_name(given: Given) -> None:
