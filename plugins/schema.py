@@ -13,9 +13,13 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["FLOAT", "TYPES", "Attribute", "Input", "Operator", "Output", "fingerprint"]
+__all__ = ["DOMAIN", "FLOAT", "TYPES", "VERSION", "Attribute", "Input", "Operator", "Output", "fingerprint"]
 
 Present = frozenset[str]
+
+DOMAIN = "tightbeam"
+VERSION = 3
+"""Version of the operators, the domain's opset. A bundle of an older version runs the functions that it carries."""
 
 FLOAT = "Float"
 """The float type that a node runs in: float32, float16 or bfloat16."""

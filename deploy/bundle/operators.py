@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightbeam.deploy.bundle.protobuf import content, fields
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.plugins.ops import DOMAIN, VERSION
+from tightbeam.plugins.schema import DOMAIN, VERSION
 
 __all__ = ["operators_note", "operators_version"]
 

@@ -34,16 +34,13 @@ from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.ops.split_rows_head_matmul import SPLIT_ROWS_HEAD_MATMUL
 from tightbeam.plugins.ops.split_rows_matmul import SPLIT_ROWS_MATMUL
 from tightbeam.plugins.ops.tiled_gather import TILED_GATHER
-from tightbeam.plugins.schema import Operator
+from tightbeam.plugins.schema import DOMAIN, VERSION, Operator
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = ["DOMAIN", "IR_VERSION", "OPERATORS", "OPSET", "VERSION", "Operator", "function", "functions"]
 
-DOMAIN = "tightbeam"
-VERSION = 3
-"""Version of the operators, the domain's opset. A bundle of an older version runs the functions that it carries."""
 OPSET = 24
 """Version of ONNX's operators that the function bodies are written in (24 brings TensorScatter)."""
 IR_VERSION = 10

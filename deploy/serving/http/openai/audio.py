@@ -144,7 +144,7 @@ def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> 
 
 
 def _notes(row: Row) -> dict[str, list[str]]:
-    """Return the field of what is to be known of a recording, such as that the file breaks off, if there is something."""
+    """Return the field of what is to be known of a recording, such as that the file breaks off, if any."""
     return {"notes": list(row.notes)} if row.notes else {}
 
 
