@@ -62,5 +62,8 @@ class DeviceRuntime(DeviceGraphs):
     def alignment_obstacle(self) -> str:
         return "times of tokens are made by ONNX Runtime on the CPU; leave it out, or run the bundle with device='cpu'"
 
+    def release_buffers(self) -> None:
+        return
+
     def joining(self) -> SlotRuntime | None:
         return None if any(state.kind == "append" for state in self.states) else SlotRuntime(self)

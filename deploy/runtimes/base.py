@@ -254,6 +254,10 @@ class Runtime(Protocol):
         """Return the `JoiningRuntime` of this runtime; None if samples cannot join its batches."""
         ...
 
+    def release_buffers(self) -> None:
+        """Free the host memory that no batch uses. A GPU's buffers stay, since new ones take long to allocate."""
+        ...
+
 
 class JoiningDecoding(Decoding, Protocol):
     """A batch that samples join one by one. Its buffers are larger than the batch, and grow if they must."""

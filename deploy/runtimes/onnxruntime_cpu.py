@@ -314,6 +314,10 @@ class OnnxRuntimeCpu:
             for name, shape in shapes.items()
         }
 
+    def release_buffers(self) -> None:
+        self._pool = None
+        release_freed_memory()
+
     def return_caches(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:
         """Return the buffers of a finished decoding to the pool."""
         self._pool = (sizes["R"], sizes["T_max"]), caches

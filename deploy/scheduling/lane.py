@@ -221,7 +221,7 @@ class JoiningLane(Lane):
         super().__init__(places, callback, on_encode)
         self._runtime = runtime
         self._encoded: deque[tuple[Sample, Encoded, int]] = deque()  # without a place
-        self._decoding: JoiningDecoding  # of the batch
+        self._decoding: JoiningDecoding | None = None  # of the batch
         self._places: int  # likewise
 
     @property
@@ -276,20 +276,19 @@ class JoiningLane(Lane):
         options = near[0].options
         self._places = min(1 if near[0].alone else self.places, self._runtime.most_samples)
         try:
-            self._decoding = self._runtime.open(
-                self._places, options.num_beams, options.candidates, options.candidate_groups
-            )
-            self._decoding.reserve(
+            decoding = self._runtime.open(self._places, options.num_beams, options.candidates, options.candidate_groups)
+            decoding.reserve(
                 width=max(sample.width for sample in near),
                 positions=max(sample.cached for sample in near),
                 tokens=max(sample.options.max_length for sample in near) - 1,
             )
-            self.batch = Batch.of(self._decoding, near[0], self._callback)
+            self.batch, self._decoding = Batch.of(decoding, near[0], self._callback), decoding
         except Exception:  # such as not enough memory for its buffers: the oldest sample runs alone next, or fails
             self.waiting.take(positions=1, samples=1)
             raise
 
     def _encode(self, samples: Sequence[Sample]) -> None:
+        assert self._decoding is not None
         source, mask = _padded(samples)
         into = self._decoding.free_places(*mask.shape)
         options, kept = samples[0].options, samples[0].kept
@@ -297,6 +296,7 @@ class JoiningLane(Lane):
         self._encoded.extend((sample, encoded, index) for index, sample in enumerate(samples))
 
     def _join(self, batch: Batch, sample: Sample, encoded: Encoded, index: int) -> None:
+        assert self._decoding is not None
         self._decoding.join(
             encoded, index, width=sample.width, positions=sample.cached, tokens=sample.options.max_length - 1
         )
@@ -304,6 +304,7 @@ class JoiningLane(Lane):
 
     def _drop(self) -> None:
         super()._drop()
+        self._decoding = None
         self._encoded.clear()
 
 

@@ -200,6 +200,12 @@ class Scheduler:
             self.close()
         return found
 
+    def release_buffers(self) -> None:
+        """Free the memory of batches that have ended."""
+        with self._lock:
+            self._close_idle()
+            self._runtime.release_buffers()
+
     def close(self) -> None:
         """Return the buffers to the runtime. Samples that are in a batch are lost."""
         for lane in self._lanes.values():

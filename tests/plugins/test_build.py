@@ -69,7 +69,11 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
     library = cpu_library()
     assert library is not None, "the install left the native library out; see `pip install -v -e .`"
     symbols = subprocess.run(["nm", "--dynamic", "--defined-only", library], capture_output=True, text=True, check=True)
-    assert [line.split()[-1] for line in symbols.stdout.splitlines()] == ["RegisterCustomOps", "tightbeam_draw"]
+    assert [line.split()[-1] for line in symbols.stdout.splitlines()] == [
+        "RegisterCustomOps",
+        "tightbeam_draw",
+        "tightbeam_end_with",
+    ]
 
 
 # ---- instruction sets ----

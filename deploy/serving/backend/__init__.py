@@ -28,6 +28,7 @@ from tightbeam.deploy.serving.protocol.parameters import (
     URL,
     URL_VARIABLE,
 )
+from tightbeam.deploy.serving.protocol.server_end import end_with_server
 
 __all__ = ["Backend"]
 
@@ -60,8 +61,11 @@ class Backend:
         config = json.loads(arguments["model_config"])
         self._triton, self._folder = triton, arguments["model_repository"]
         self._stream = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        settings = _settings(arguments, config)
+        if settings.server is not None:
+            end_with_server(settings.server)
         try:
-            worker = WorkerProcess(_settings(arguments, config))
+            worker = WorkerProcess(settings)
         except WorkerError as error:
             raise triton.TritonModelException(str(error)) from None
         self._cold = bool(config.get("model_warmup"))

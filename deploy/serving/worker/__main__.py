@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.runner import Runner
-from tightbeam.deploy.runtimes.process.freed_memory import release_freed_memory, return_large_blocks
+from tightbeam.deploy.runtimes.process.freed_memory import return_large_blocks
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model, watch_server
@@ -101,7 +101,7 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
             if not waits:
                 break
             if not running.active:
-                _release_when_idle(backend)
+                _release_when_idle(backend, running)
             if _take(_received(backend), running):
                 running.close()
                 return
@@ -110,12 +110,12 @@ def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
         running.turn()
 
 
-def _release_when_idle(backend: Connection) -> None:
-    """Give freed memory back if no message comes for some time."""
+def _release_when_idle(backend: Connection, running: RunningRequests) -> None:
+    """Give the memory of the last requests back if no message comes for some time."""
     with _pipe():
         idle = not backend.poll(IDLE_SECONDS)
     if idle:
-        release_freed_memory()
+        running.release_buffers()
 
 
 def _received(backend: Connection) -> Requests | Cancel | Shutdown:

@@ -146,6 +146,10 @@ class RunningRequests(NullEvents):
             return
         self._start(request, parsed)
 
+    def release_buffers(self) -> None:
+        """Free the memory of requests that have ended."""
+        self._scheduler.release_buffers()
+
     def close(self) -> None:
         """End the threads that read requests."""
         self._parsing.close()

@@ -3,8 +3,8 @@
 Triton's Python backend refuses every request from then on, and does not restart the process. So the worker removes the
 shared memory that is left, and asks the server to reload the model.
 
-A backend that waits for the server's answer when the server is killed, as to whether a request is cancelled, waits
-without an end. So the worker kills it then.
+A backend that outlives its server is killed (``protocol/server_end.py``). The worker does it too, for the backend may
+have no native library.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from pathlib import Path
 
 from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Server
+from tightbeam.deploy.serving.protocol.server_end import STUCK_SECONDS, region_path
 
 __all__ = ["reload_model", "watch_server"]
 
 EXIT_GRACE_SECONDS = 0.3
 """Grace period for the server to exit, to tell a shutdown from a crashed stub."""
-STUCK_SECONDS = 5.0
-"""Time for a backend to end by itself, once its server has ended."""
 MIN_LIFETIME_SECONDS = 10.0
 """Shortest time between two loads of a model, so that a model that crashes at once is not reloaded in a tight loop."""
 LOAD_TIMEOUT_SECONDS = 600.0
 """Timeout of a request to unload or load the model."""
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def reload_model(server: Server, lifetime_seconds: float) -> None:
@@ -52,7 +50,7 @@ def reload_model(server: Server, lifetime_seconds: float) -> None:
     ended = _ended(server.pid, EXIT_GRACE_SECONDS)
     if server.region:
         with suppress(OSError):
-            (SHARED_MEMORY / server.region).unlink()
+            region_path(server).unlink()
     if ended:
         return
     _log(f"the backend of model {server.model} was killed; loading it again")

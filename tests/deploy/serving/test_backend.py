@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import queue
 import signal
 import threading
@@ -35,6 +36,7 @@ from tightbeam.deploy.serving.protocol.messages import (
     Request,
     Requests,
     Row,
+    Server,
     Started,
     Stats,
     Token,
@@ -132,6 +134,17 @@ def test_worker_killed_while_idle_is_restarted(backend: Backend, triton: FakeTri
     run(backend, request)
     assert request.error is None
     until(lambda: triton.metrics["tightbeam_restarts_total"] == 1)
+
+
+def test_backend_watches_its_server(version: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so from its beginning, since the model takes time to load."""
+    watched: list[Server] = []
+    monkeypatch.setattr(backend_module, "end_with_server", watched.append)
+    monkeypatch.setattr(Scripted, "starts", ["no model"], raising=False)
+    monkeypatch.setattr(backend_module, "WorkerProcess", Scripted)
+    with pytest.raises(triton.TritonModelException):
+        Backend(arguments(version), triton)
+    assert [(server.pid, server.model) for server in watched] == [(os.getppid(), "m")]
 
 
 @pytest.mark.parametrize("decoupled", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import multiprocessing
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
@@ -46,7 +48,9 @@ from tightbeam.deploy.serving.protocol.messages import (
 from tightbeam.deploy.serving.worker import __main__ as worker_main
 from tightbeam.deploy.serving.worker import watchdog
 from tightbeam.deploy.serving.worker.__main__ import visible_device
+from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.serving.worker.watchdog import reload_model
+from tightbeam.plugins.library import cpu_library
 
 NO_SERVER = Server(pid=2**22 + 1, url="http://127.0.0.1:9", model="m", region="")
 SECONDS = 60
@@ -428,6 +432,38 @@ def test_a_backend_that_outlives_its_server_is_killed(folder: Path, server: Fake
     assert not server.memory.exists()
 
 
+@pytest.mark.skipif(cpu_library() is None, reason="the native library was not built")
+@pytest.mark.parametrize("ends", ["before", "later"])
+def test_a_backend_without_a_worker_is_killed_though_a_call_holds_the_lock(server: FakeServer, ends: str) -> None:
+    """The worker was killed in the same moment as the server, for whose answer a call waits.
+
+    PyDLL makes calls that hold the interpreter's lock, as some of Triton's do.
+    """
+    script = (
+        "import ctypes, sys\n"
+        "from tightbeam.deploy.serving.protocol import messages, server_end\n"
+        "server_end.STUCK_SECONDS = 0.3\n"
+        "server_end.end_with_server(messages.Server.model_validate_json(sys.argv[1]))\n"
+        "print(flush=True)\n"
+        "ctypes.PyDLL(None).pause()\n"
+    )
+    if ends == "before":
+        server.end()
+    command = [sys.executable, "-c", script, server.settings.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as backend:
+        assert backend.stdout and backend.stderr
+        backend.stdout.readline()
+        assert backend.poll() is None
+        server.end()
+        try:
+            assert backend.wait(SECONDS) == -signal.SIGKILL
+        finally:
+            backend.kill()
+        said = backend.stderr.read()
+    assert said == "tightbeam: the server has ended, and the backend of model a.model has not; it is killed\n"
+    assert not server.memory.exists()
+
+
 def test_server_that_exits_within_the_grace_period_is_not_reloaded(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -488,12 +524,23 @@ def test_visible_device(number: int, visible: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-def test_an_idle_worker_gives_freed_memory_back(waiting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[None] = []
+def test_an_idle_worker_gives_the_memory_of_the_last_requests_back(
+    folder: Path, waiting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_main, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(worker_main, "release_freed_memory", lambda: released.append(None))
+    runner = Runner.load(folder, threads=1)
+    running = RunningRequests(runner.model, max_rows=64, send=lambda report: None)
+    running.add(text_request(1, SENTENCES[0], num_beams=4, max_new_tokens=4))
+    buffers: list[weakref.ref[Any]] = []
+    while running.active:
+        running.turn()
+        for lane in running._scheduler._lanes.values():
+            if lane.batch is not None:
+                buffers += [weakref.ref(array) for array in lane.batch.decoding._caches.values()]
+    assert buffers and any(buffer() is not None for buffer in buffers), "they serve the next request"
     near, far = multiprocessing.Pipe()
     if waiting:
         near.send(Cancel(1))
-    worker_main._release_when_idle(far)
-    assert len(released) == (0 if waiting else 1)
+    worker_main._release_when_idle(far, running)
+    gc.collect()
+    assert any(buffer() is not None for buffer in buffers) == waiting
