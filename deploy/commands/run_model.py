@@ -430,6 +430,14 @@ def run_model(
             "tokens is below --logprob-threshold. Whisper only."
         ),
     ] = None,
+    clip_timestamps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START,END,...",
+            help="Transcribe this part of each recording alone, or these parts: starts and ends in seconds, such as "
+            "60,90.5; without the last END up to the end. A long file is not read up to there. Whisper only.",
+        ),
+    ] = None,
     silence_threshold_db: Annotated[
         float | None,
         typer.Option(help="Skip windows that are never louder than this level in dBFS, such as -45; Whisper only."),

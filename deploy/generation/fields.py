@@ -19,6 +19,7 @@ from tightbeam.deploy.errors import Setting
 from tightbeam.deploy.generation.values import (
     Anything,
     Choice,
+    ClipTimes,
     Flag,
     ForcedWords,
     Integer,
@@ -192,6 +193,7 @@ FIELDS: tuple[Field, ...] = (
     Field("task", Anything(), None, WHISPER),
     Field("return_timestamps", Flag(), False, WHISPER),
     Field(TIMES, Flag(), False, WHISPER),
+    _of_recording("clip_timestamps", ClipTimes(), ()),
     _of_recording("prompt", Anything()),
     _of_recording("hotwords", Anything()),
     _of_recording("prompt_ids", WhisperPromptIds(), ()),

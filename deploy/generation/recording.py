@@ -63,6 +63,8 @@ class RecordingSettings:
         Level in decibels of full scale that speech is above; None runs all windows.
     min_speech_s : float
         Seconds above that level that a window needs to be run.
+    clip_timestamps : tuple of (float, float)
+        Starts and ends in seconds of the clips that are transcribed; empty for the whole recording.
     seed : int or None
         Seed of the attempts that sample.
     asked : str
@@ -81,6 +83,7 @@ class RecordingSettings:
     no_speech: int | None = None
     silence_threshold_db: float | None = None
     min_speech_s: float = DEFAULT_MIN_SPEECH_S
+    clip_timestamps: tuple[tuple[float, float], ...] = ()
     seed: int | None = None
     asked: str = ""
 
@@ -111,7 +114,7 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
     own_fields = [name for name, own in fields_of(ModelKind.WHISPER).items() if own.of_recording]
     before, least = settings["no_timestamps_token_id"], settings["min_speech_s"]
     thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "silence_threshold_db")
-    same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "seed")
+    same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "clip_timestamps", "seed")
     return RecordingSettings(
         **{name: settings[name] for name in same},
         return_timestamps=settings["return_timestamps"] if settings.is_asked("return_timestamps") else None,

@@ -21,6 +21,7 @@ from tightbeam.deploy.tries.trie import Trie
 __all__ = [
     "Anything",
     "Choice",
+    "ClipTimes",
     "Flag",
     "ForcedWords",
     "Given",
@@ -40,6 +41,8 @@ __all__ = [
 
 MOST_TEMPERATURES = 8
 """Bound on the attempts at a window of a recording."""
+MOST_CLIPS = 256
+"""Bound on the clips of a recording."""
 MOST_ALTERNATIVES = 4096
 """Bound on the words of ``force_words_ids``: each may come next, so each costs time in every step."""
 
@@ -326,6 +329,38 @@ class Temperatures:
             fix = Fix("pass 0, or one for each attempt, such as {}", Setting(given.name, (0.0, 0.2, 0.4)))
             raise given.error(expected="0, a number above 0, or a list of these", fix=fix)
         return tuple(map(float, each))
+
+
+@dataclass(frozen=True)
+class ClipTimes:
+    """Starts and ends of clips in seconds, in a list or between commas; the end of the last one may be left out.
+
+    Source: ``clip_timestamps`` of OpenAI's whisper and of faster-whisper.
+    """
+
+    def read(self, given: Given) -> tuple[tuple[float, float], ...]:
+        value = given.value.split(",") if isinstance(given.value, str) else given.value
+        times = value if is_list(value) else [value]
+        given.check_count(len(times), 2 * MOST_CLIPS, "times")
+        fix = Fix("pass starts and ends in order, such as {}", Setting(given.name, (60, 90.5)))
+        read = [as_number(_number_of(each) if isinstance(each, str) else each) for each in times]
+        if not read or not all(0 <= each < math.inf for each in read):
+            raise given.error(expected="times in seconds, from 0 on", fix=fix)
+        for start_s, end_s in pairwise(read):
+            if end_s < start_s:
+                raise given.error(f"goes back from {start_s:g} to {end_s:g} s", fix=fix)
+        clips = tuple(zip(read[::2], [*read[1::2], math.inf], strict=False))
+        for start_s, end_s in clips:
+            if start_s == end_s:
+                raise given.error(f"has a clip that ends where it starts, at {start_s:g} s", fix=fix)
+        return () if clips == ((0, math.inf),) else clips
+
+
+def _number_of(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.inputs.file_lines import FileLine
-from tightbeam.deploy.inputs.files.audio import Source, audio_blocks
+from tightbeam.deploy.inputs.files.audio import Source, read_blocks
 from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
 from tightbeam.deploy.inputs.result import InputResult
@@ -72,7 +72,7 @@ class RecordingReader(SourceReader):
 
     def open(self, result: InputResult, source: str | bytes | Array | SoundSource) -> OpenInput:
         recordings = self._recordings
-        blocks = audio_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
+        blocks = read_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
         samples = _StoredSamples(blocks, in_memory=recordings.longest)
         result.seconds = samples.count / recordings.sampling_rate_hz
         with _named(result.source):

@@ -24,7 +24,7 @@ from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.inputs.file_lines import FileLine
-from tightbeam.deploy.inputs.files.audio import Source, audio_blocks, cut
+from tightbeam.deploy.inputs.files.audio import WHOLE, Clip, Source, cut, read_clips
 from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
@@ -40,6 +40,7 @@ from tightbeam.deploy.search import SearchResult
 __all__ = ["WindowReader", "run_windows", "stream_segments"]
 
 _Text = Callable[[Sequence[int]], str]
+_Recording = str | bytes | Array | SoundSource
 
 FILES_AHEAD = 2
 """Files that are read ahead."""
@@ -172,6 +173,14 @@ class _SegmentReader:
         )
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of a recording: its beginning in seconds of the recording, and its features."""
+
+    begin_s: float
+    sound: StoredFeatures
+
+
 class WindowReader(SourceReader):
     """The reader of a speech model that takes windows.
 
@@ -221,13 +230,24 @@ class WindowReader(SourceReader):
             except GenerationError as error:
                 self._obstacle = str(error)
 
-    def open(self, result: InputResult, source: str | bytes | Array | SoundSource) -> OpenInput:
-        log_mel, parts = self._log_mel, self._parts(source, result.notes)
-        parts[0].reach(log_mel.frames + 1)  # of sound that is still coming, so much tells whether it is one window
-        result.seconds = sum(part.seconds for part in parts)
+    def open(self, result: InputResult, source: _Recording) -> OpenInput:
+        log_mel, parts, is_cut = self._log_mel, list[_Part](), False
+        if len(self._how.clip_timestamps) * log_mel.chunk_s > self._most_s:  # each takes a window at least
+            most = int(self._most_s / log_mel.chunk_s)
+            raise InputError(f"clip_timestamps has more than {most} clips; pass them in several requests")
+        for (begin_s, _), blocks in self._clips(source, result.notes):
+            live = isinstance(source, SoundSource) and source.stream is not None and len(self._how.clip_timestamps) < 2
+            own = self._parts(blocks, begin_s, live=live)
+            is_cut |= len(own) > 1
+            parts += own
+        parts[0].sound.reach(
+            log_mel.frames + 1
+        )  # of sound that is still coming, so much tells whether it is one window
+        result.seconds = sum(part.sound.seconds for part in parts)
         self._on_read(result.seconds)
-        timestamps = self._by_timestamps and (self._how.return_timestamps is True or parts[0].frames > log_mel.frames)
-        if self._obstacle and len(parts) > 1:
+        longest = max(part.sound.frames for part in parts)
+        timestamps = self._by_timestamps and (self._how.return_timestamps is True or longest > log_mel.frames)
+        if self._obstacle and is_cut:
             note = f"it is cut into windows of {log_mel.chunk_s} s, and words at a cut may be lost"
             result.notes.append(f"{note}: {self._obstacle}")
         in_sequence = timestamps or bool(self._how.asked) or self.options.aligned
@@ -241,31 +261,42 @@ class WindowReader(SourceReader):
             return self._in_sequence(result, parts, timestamps=timestamps)
         made = []
         for part in parts:
-            window = part.window(0, part.frames)
+            window = part.sound.window(0, part.sound.frames)
             made.append(self.model.sample_of_features(next(self.numbers), window, self.settings))
-            part.close()
+            part.sound.close()
         return OpenInput(result, made)
 
-    def _parts(self, source: str | bytes | Array | SoundSource, notes: list[str]) -> list[StoredFeatures]:
-        """Return the whole recording, or its windows if it is long and not transcribed by timestamps."""
+    def _clips(self, source: _Recording, notes: list[str]) -> Iterator[tuple[Clip, Iterator[Array]]]:
+        """Yield the clips that are asked for, or the whole recording, with their blocks."""
+        clips = self._how.clip_timestamps or (WHOLE,)
+        how: dict[str, Any] = {"most_s": self._most_s, "on_note": notes.append}
+        read = read_clips(source, self._log_mel.sampling_rate_hz, clips, **how)
+        if len(clips) == 1:  # which is read on demand, if it is a stream
+            yield clips[0], chain.from_iterable(read)
+            return
+        for place, blocks in enumerate(read):
+            yield clips[place], blocks
+
+    def _parts(self, blocks: Iterator[Array], begin_s: float, *, live: bool) -> list[_Part]:
+        """Return a clip as it is, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
-        blocks = audio_blocks(source, log_mel.sampling_rate_hz, most_s=self._most_s, on_note=notes.append)
         if self._by_timestamps:
-            return [StoredFeatures(log_mel, blocks, live=isinstance(source, SoundSource) and source.stream is not None)]
+            return [_Part(begin_s, StoredFeatures(log_mel, blocks, live=live))]
         parts = cut(blocks, log_mel.samples)
         first = next(parts)
         second = next(parts, first[:0])
         if len(second) < log_mel.hop:  # too short for another frame
-            return [StoredFeatures(log_mel, [np.concatenate([first, second])])]
-        return [StoredFeatures(log_mel, [part]) for part in chain([first, second], parts)]
+            return [_Part(begin_s, StoredFeatures(log_mel, [np.concatenate([first, second])]))]
+        windows = enumerate(chain([first, second], parts))
+        return [_Part(begin_s + place * log_mel.chunk_s, StoredFeatures(log_mel, [own])) for place, own in windows]
 
-    def _in_sequence(self, result: InputResult, recordings: list[StoredFeatures], *, timestamps: bool) -> OpenInput:
-        window_s = self._log_mel.chunk_s
-        parts = [
-            SequentialTranscription(self.model, own, self.settings, timestamps=timestamps, begin_s=index * window_s)
-            for index, own in enumerate(recordings)
+    def _in_sequence(self, result: InputResult, parts: list[_Part], *, timestamps: bool) -> OpenInput:
+        sounds = [part.sound for part in parts]
+        each = [
+            SequentialTranscription(self.model, own.sound, self.settings, timestamps=timestamps, begin_s=own.begin_s)
+            for own in parts
         ]
-        made = _WindowedInput(result, [], parts=parts, features=recordings, numbers=self.numbers)
+        made = _WindowedInput(result, [], parts=each, features=sounds, numbers=self.numbers)
         made.on_transcribed = self._on_transcribed
         made.start()
         return made

@@ -9,7 +9,7 @@ import pytest
 
 from support.audio import chirp, encoded
 from support.fuzzing import bytes_like, corpus, fuzz
-from tightbeam.deploy.inputs.files.audio import audio_blocks, read_blocks
+from tightbeam.deploy.inputs.files.audio import read_blocks
 from tightbeam.deploy.inputs.files.sound_source import SoundSource
 
 soundfile = pytest.importorskip("soundfile")
@@ -49,7 +49,7 @@ def test_sound_files() -> None:
 
 def test_streams() -> None:
     def run(data: bytes) -> None:
-        for _ in audio_blocks(SoundSource("standard input", stream=io.BytesIO(data)), 16_000, most_s=20):
+        for _ in read_blocks(SoundSource("standard input", stream=io.BytesIO(data)), 16_000, most_s=20):
             pass
 
     valid = valid_files()

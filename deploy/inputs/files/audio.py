@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,21 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.inputs.files.regular import not_regular
-from tightbeam.deploy.inputs.files.sound_file import Channels, SoundFile, at_rate
+from tightbeam.deploy.inputs.files.sound_file import SoundFile, at_rate
 from tightbeam.deploy.inputs.files.sound_source import MAX_HZ, MIN_HZ, SoundSource, is_raw_sound
 from tightbeam.deploy.text.token_ids import as_array
 
 __all__ = [
+    "WHOLE",
+    "Clip",
     "Source",
     "as_samples",
-    "audio_blocks",
     "audio_fault",
     "cut",
     "is_audio",
     "read_audio",
     "read_blocks",
+    "read_clips",
     "windows",
 ]
 
@@ -33,6 +36,11 @@ Samples = npt.NDArray[np.float32]
 Source = str | bytes | Samples | SoundSource | InputError
 """The name of an audio file, its content, samples float32 [n] at the model's rate, raw samples or a stream, or an
 error in place of these."""
+Clip = tuple[float, float]
+"""Start and end of a clip, in seconds from the beginning of the recording."""
+WHOLE: Clip = (0.0, math.inf)
+LEAST_MISSING_S = 0.1
+"""Seconds by which a clip must be shorter than was asked for to be noted."""
 SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
@@ -72,45 +80,92 @@ def _ignored(note: str) -> None:
 
 
 def read_blocks(
-    source: str | bytes | SoundSource,
+    source: str | bytes | Samples | SoundSource,
     rate_hz: int,
     *,
     most_s: float = math.inf,
     on_note: Callable[[str], None] = _ignored,
 ) -> Iterator[Samples]:
-    """Read a sound or video file block by block.
+    """Read a whole recording block by block. The arguments, blocks and errors are the same as in `read_clips`."""
+    for blocks in read_clips(source, rate_hz, (WHOLE,), most_s=most_s, on_note=on_note):
+        yield from blocks
+
+
+def read_clips(
+    source: str | bytes | Samples | SoundSource,
+    rate_hz: int,
+    clips: Sequence[Clip],
+    *,
+    most_s: float = math.inf,
+    on_note: Callable[[str], None] = _ignored,
+) -> Iterator[Iterator[Samples]]:
+    """Read clips of a recording block by block.
 
     Parameters
     ----------
     source
-        The name of a sound or video file, its content, raw samples, or a stream.
+        The name of a sound or video file, its content, raw samples, a stream, or samples float32 [n] at the model's
+        rate.
     rate_hz
-        Samples a second that the model takes. A file of another rate is resampled.
+        Samples a second that the model takes. A clip of another rate is resampled by itself.
+    clips
+        The clips, in order of time and without an overlap.
     most_s
-        The most seconds of sound. A small file may hold days of silence.
+        The most seconds of sound that are decoded. A small file may hold days of silence.
     on_note
-        Receives notes about the file, after it is read: what is missing, and which of several streams was read.
+        Receives notes about the recording, after it is read: what is missing, and which of several streams was read.
 
     Yields
     ------
-    float32 [n]
-        Samples in -1..1, the mean of the channels.
+    iterator of float32 [n]
+        The blocks of a clip, which are read before the next clip: samples in -1..1, the mean of the channels.
 
     Raises
     ------
     InputError
-        The file cannot be read, holds no samples, too many, or NaN or infinity; or a package is missing.
+        The recording cannot be read, has no samples in a clip, too many, or NaN or infinity; or a package is missing.
     """
     name = source if isinstance(source, str) else source.name if isinstance(source, SoundSource) else "the recording"
+    if not isinstance(source, str | bytes | SoundSource):
+        if fault := audio_fault(source):
+            raise InputError(f"{name} {fault}")
+        _check_length(name, len(source) / rate_hz, rate_hz, 1, most_s)
+        for clip in clips:
+            first, end = (len(source) if time_s == math.inf else round(time_s * rate_hz) for time_s in clip)
+            samples = source[first:end]
+            _check_clip(name, clip, len(samples) / rate_hz, len(source) / rate_hz, on_note)
+            yield (samples[start : start + BLOCK] for start in range(0, len(samples), BLOCK))
+        return
     expected = "expected raw samples" if isinstance(source, SoundSource) and source.format is not None else EXPECTED
     if fault := _file_fault(source, name):
         raise InputError(f"{fault}; {expected}")
+    with _readable(name, expected), SoundFile(source, is_limited=most_s < math.inf) as file:
+        stated_s = sum(max(0.0, min(end_s, file.stated_s) - start_s) for start_s, end_s in clips)
+        _check_length(name, stated_s, file.rate_hz, file.channels, most_s)
+        for clip in clips:
+            yield _clip_of_file(name, expected, file, clip, rate_hz, most_s, on_note)
+        for note in file.notes:
+            on_note(note)
+
+
+def _clip_of_file(
+    name: str,
+    expected: str,
+    file: SoundFile,
+    clip: Clip,
+    rate_hz: int,
+    most_s: float,
+    on_note: Callable[[str], None],
+) -> Iterator[Samples]:
+    with _readable(name, expected):
+        yield from at_rate(_checked(name, file, clip, most_s, on_note), rate_hz)
+
+
+@contextmanager
+def _readable(name: str, expected: str) -> Iterator[None]:
+    """Raise InputError in place of errors of a file that cannot be read."""
     try:
-        with SoundFile(source, is_limited=most_s < math.inf) as file:
-            _check_length(name, file.stated_s, file.rate_hz, file.channels, most_s)
-            yield from at_rate(_checked(name, file.blocks(), most_s), rate_hz)
-            for note in file.notes:
-                on_note(note)
+        yield
     except MemoryError:
         raise InputError(f"{name} is too long for this machine's memory; cut it into pieces") from None
     except InputError:
@@ -120,27 +175,29 @@ def read_blocks(
         raise InputError(fault, fix=RAW if is_raw_sound(name) and expected is EXPECTED else "") from None
 
 
-def audio_blocks(
-    source: str | bytes | Samples | SoundSource,
-    rate_hz: int,
-    *,
-    most_s: float = math.inf,
-    on_note: Callable[[str], None] = _ignored,
-) -> Iterator[Samples]:
-    """Yield the blocks of a file, as `read_blocks` does, or of samples float32 [n] at the model's rate."""
-    if isinstance(source, str | bytes | SoundSource):
-        yield from read_blocks(source, rate_hz, most_s=most_s, on_note=on_note)
-    elif fault := audio_fault(source):
-        raise InputError(f"the recording {fault}")
-    else:
-        _check_length("the recording", len(source) / rate_hz, rate_hz, 1, most_s)
-        yield from (source[start : start + BLOCK] for start in range(0, len(source), BLOCK))
+def _check_clip(name: str, clip: Clip, seconds: float, end_s: float | None, on_note: Callable[[str], None]) -> None:
+    """Note a clip that is shorter than it was to be, since the recording ends. Raises InputError for an empty one."""
+    start_s, stop_s = clip
+    about = f"the clip from {start_s:g}" + (f" to {stop_s:g} s" if stop_s < math.inf else " s on")
+    if not seconds:
+        if clip == WHOLE:
+            raise InputError(f"{name} {audio_fault(np.zeros(0, np.float32))}")
+        if end_s is not None and end_s <= start_s:
+            raise InputError(f"{name} ends at {end_s:.2f} s, before {about}; pass times within it")
+        raise InputError(f"{about} holds no sample of {name}; pass a longer one")
+    if end_s is not None and seconds < stop_s - start_s - LEAST_MISSING_S and stop_s < math.inf:
+        on_note(f"{about} ends with the recording, at {end_s:.2f} s")
 
 
-def _checked(name: str, blocks: Iterable[tuple[int, Channels]], most_s: float) -> Iterator[tuple[int, Samples]]:
+def _checked(
+    name: str, file: SoundFile, clip: Clip, most_s: float, on_note: Callable[[str], None]
+) -> Iterator[tuple[int, Samples]]:
     """Yield the mean of the channels of each block. Raises InputError for wrong samples, no samples or too many."""
     seconds = 0.0
-    for found_hz, channels in blocks:
+    for found_hz, channels in file.clip(*clip):
+        _check_length(name, file.decoded_s, found_hz, channels.shape[1], most_s)
+        if not len(channels):
+            continue
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
             samples: Samples = channels.mean(axis=1)
         if fault := audio_fault(samples):
@@ -150,10 +207,8 @@ def _checked(name: str, blocks: Iterable[tuple[int, Channels]], most_s: float) -
                 f"{name} has {found_hz} samples a second, expected {MIN_HZ:,} to {MAX_HZ:,}; correct its header"
             )
         seconds += len(samples) / found_hz
-        _check_length(name, seconds, found_hz, channels.shape[1], most_s)
         yield found_hz, samples
-    if not seconds:
-        raise InputError(f"{name} {audio_fault(np.zeros(0, np.float32))}")
+    _check_clip(name, clip, seconds, file.end_s, on_note)
 
 
 def _check_length(name: str, seconds: float, found_hz: int, channels: int, most_s: float) -> None:

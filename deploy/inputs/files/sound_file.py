@@ -1,4 +1,4 @@
-"""Sound and video files as samples, read by FFmpeg through PyAV from their beginning to their end.
+"""Sound and video files as samples, read by FFmpeg through PyAV, whole or in clips.
 
 Files may be hostile. FFmpeg gets a file without a name, so that it opens no other; only the formats and codecs that are
 listed here are read; and what a file may make it read, repeat and allocate is bounded.
@@ -12,6 +12,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -73,6 +75,9 @@ HEADERS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 """Beginnings of files that are not raw samples."""
 OPEN_ENDED_BYTES = 0x7FFFF000
 """Programs write this size or a larger one into a WAV file, if they do not know the number of samples yet."""
+SEEK_S, PREROLL_S = 10.0, 1.0
+"""Seconds between clips from which on a seek is worth it, and those before a clip that are decoded then: packets of
+many codecs need some before them."""
 BLOCK_S = 0.5
 """Seconds of a stream that are waited for before they go on."""
 OGG_PAGE_BYTES, LAST_PAGE = 65_307, 4
@@ -160,7 +165,7 @@ class _Content:
 
 
 class SoundFile:
-    """A sound or video file whose sound is read once; leaving the context closes it.
+    """A sound or video file whose sound is read in order of time; leaving the context closes it.
 
     Parameters
     ----------
@@ -175,6 +180,10 @@ class SoundFile:
         Samples a second, and channels, as the header states them.
     stated_s : float
         Seconds of sound that the header states; 0 if it states no length, or may be wrong.
+    decoded_s : float
+        Seconds of sound that were decoded so far, those between clips among them.
+    end_s : float or None
+        The end of the sound in seconds, once it is reached.
     notes : list of str
         What a user should know of the file, once it is read.
 
@@ -188,28 +197,38 @@ class SoundFile:
 
     def __init__(self, source: str | bytes | SoundSource, *, is_limited: bool = False) -> None:
         self._av = av = _av()
-        self.notes: list[str] = []
         self._most_bytes = MOST_BYTES_LIMITED if is_limited else MOST_BYTES
         with suppress(AttributeError):  # a system on which it is not found among the libraries that PyAV has loaded
             ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(self._most_bytes))
         options = {"format_whitelist": FORMATS.replace(" ", ","), "codec_whitelist": CODECS.replace(" ", ",")}
         options |= {"protocol_whitelist": "none", "max_probe_packets": str(PROBE_PACKETS)}
         options["max_streams"] = str(MOST_STREAMS_LIMITED if is_limited else MOST_STREAMS)
+        self._options, self._bytes = options, source if isinstance(source, bytes) else None
         given = source if isinstance(source, SoundSource) else SoundSource("" if isinstance(source, bytes) else source)
-        self._is_stream, self._raw, kind = given.stream is not None, given.format, None
+        self._given = given
+        self._is_stream, self._raw = given.stream is not None, given.format
         if self._raw is not None:
-            kind = options["format_whitelist"] = self._raw.kind
+            options["format_whitelist"] = self._raw.kind
             options |= {"sample_rate": str(self._raw.rate_hz), "ch_layout": f"{self._raw.channels}c"}
         if not self._is_stream:
             options["max_size"] = str(PACKET_BYTES)
+        self._files, self._seeks, self.decoded_s = ExitStack(), not self._is_stream, 0.0
+        self._open()
+
+    def _open(self) -> None:
+        """Open the file, or open it again to read it from its beginning. The errors are those of the class."""
+        self._files.close()
+        self.notes: list[str] = []
+        given, av = self._given, self._av
         with ExitStack() as files:
-            file = io.BytesIO(source) if isinstance(source, bytes) else given.stream
+            file = given.stream if self._bytes is None else io.BytesIO(self._bytes)
             file = file or files.enter_context(open(given.name, "rb"))
             self._content = _Content(file, given.begun, is_stream=self._is_stream)
             if self._raw is not None and self._content.head.startswith(HEADERS):
                 raise InputError(f"{given.name} has a header with its rate and format; leave --sample-rate out")
             try:
-                opened = av.open(self._content, "r", kind, container_options=options, metadata_errors="replace")
+                kind = None if self._raw is None else self._raw.kind
+                opened = av.open(self._content, "r", kind, container_options=self._options, metadata_errors="replace")
             except av.FFmpegError as error:
                 raise self._fault(error) from None
             self._container: InputContainer = files.enter_context(opened)
@@ -219,6 +238,11 @@ class SoundFile:
         context.thread_count, context.thread_type = 1, "NONE"
         self.rate_hz, self.channels = int(context.sample_rate), int(context.channels)
         self.stated_s = self._stated_s()
+        self.end_s: float | None = None
+        self._origin_s: float | None = None  # of the first frame, as the file counts
+        self._begin_s = 0.0  # of the frames that are read, in seconds from the first one
+        self._blocks = self._blocks_of(self._frames(), 0.0)
+        self._block: _Block | None = None
 
     def __enter__(self) -> SoundFile:
         return self
@@ -226,14 +250,73 @@ class SoundFile:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def blocks(self) -> Iterator[tuple[int, Channels]]:
-        """Yield blocks float32 [n, channels] with their samples a second; both may change. Raises UnreadableError.
+    def clip(self, start_s: float = 0.0, end_s: float = math.inf) -> Iterator[tuple[int, Channels]]:
+        """Yield the sound between two times, in seconds from the beginning of the file.
 
         What cannot be decoded is left out, and noted.
+
+        Parameters
+        ----------
+        start_s, end_s
+            The times. No clip begins before the end of the one before it. The sound before a clip is passed over: by a
+            seek if there is much of it and the format has one, else it is decoded.
+
+        Yields
+        ------
+        int
+            Samples a second, which may change.
+        float32 [n, channels]
+            Samples; none for sound that was decoded to be passed over.
+
+        Raises
+        ------
+        UnreadableError
+            The file cannot be read.
         """
+        block = self._next()
+        if self._seeks and block is not None and start_s > block.start_s + SEEK_S:
+            self._seek(start_s)
+        while (block := self._next()) is not None:
+            first, end = block.index(start_s), block.index(end_s)
+            yield block.rate_hz, block.samples[first : max(first, end)]
+            if end < len(block.samples):  # the rest may be of the next clip
+                return
+            self._block = None
+
+    def _next(self) -> _Block | None:
+        """Return the next block, of which a part may have been read; None at the end of the file."""
+        if self._block is None:
+            self._block = next(self._blocks, None)
+            self.decoded_s += 0 if self._block is None else len(self._block.samples) / self._block.rate_hz
+        return self._block
+
+    def _seek(self, start_s: float) -> None:
+        """Go on shortly before a time. If the format has no seek that leads there, read from the beginning."""
+        origin_s, time_base, frames = self._origin_s, self._stream.time_base, self._frames()
+        if origin_s is None or not time_base:
+            self._seeks = False
+            return
+        with suppress(self._av.FFmpegError, OverflowError, UnreadableError):
+            self._container.seek(int((start_s - PREROLL_S + origin_s) / time_base), stream=self._stream)
+            first = next(frames, None)
+            if first is not None and first.time is not None and first.time - origin_s <= start_s:
+                self._begin_s = first.time - origin_s
+                self._blocks, self._block = self._blocks_of(chain([first], frames), self._begin_s), None
+                return
+        self._seeks = False
+        self._open()
+
+    def _blocks_of(self, frames: Iterable[AudioFrame], start_s: float) -> Iterator[_Block]:
+        """Join frames, the first of which is at ``start_s``, to blocks. Raises UnreadableError."""
+        for rate_hz, samples in self._converted(frames):
+            yield _Block(start_s, rate_hz, samples)
+            start_s += len(samples) / rate_hz
+
+    def _converted(self, frames: Iterable[AudioFrame]) -> Iterator[tuple[int, Channels]]:
+        """Convert frames to samples. Raises UnreadableError."""
         graph, format_of_graph, rate_hz = None, None, 0
         try:
-            for frame in self._frames():
+            for frame in frames:
                 found = int(frame.sample_rate), frame.format.name, frame.layout.name
                 if found != format_of_graph:
                     if graph is not None:
@@ -264,6 +347,8 @@ class SoundFile:
                 broken += 1
                 continue
             for frame in frames:
+                if self._origin_s is None:
+                    self._origin_s = frame.time
                 samples += frame.samples
                 done_s += frame.samples / frame.sample_rate
                 yield frame
@@ -273,6 +358,7 @@ class SoundFile:
             raise self._fault(self._content.fault)
         if not samples and broken:
             raise UnreadableError("it has no sound that can be decoded")
+        self.end_s = done_s = self._begin_s + done_s
         if done_s < self.stated_s - LEAST_MISSING_S:
             self.notes.append(f"sound is missing: the file has {done_s:.1f} s of {self.stated_s:.1f} s")
         elif is_cut or self._content.breaks_off(kind):
@@ -328,6 +414,20 @@ class SoundFile:
         if isinstance(error, EOFError):
             return UnreadableError("it breaks off before its sound")
         return UnreadableError(getattr(error, "strerror", None) or first_line(error))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive samples float32 [n, channels], and the time of the first one in seconds."""
+
+    start_s: float
+    rate_hz: int
+    samples: Channels
+
+    def index(self, time_s: float) -> int:
+        """Return the index of the sample at a time; that of the nearest end for a time outside."""
+        count = len(self.samples)
+        return count if time_s == math.inf else min(max(0, round((time_s - self.start_s) * self.rate_hz)), count)
 
 
 class _Graph:

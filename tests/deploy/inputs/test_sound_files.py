@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import resource
 import struct
@@ -15,8 +16,8 @@ import pytest
 
 from support.audio import RATE_HZ, Array, chirp, encoded
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs import sound_file
-from tightbeam.deploy.inputs.files.audio import read_blocks
+from tightbeam.deploy.inputs.files import sound_file
+from tightbeam.deploy.inputs.files.audio import read_blocks, read_clips
 
 soundfile = pytest.importorskip("soundfile")
 av = pytest.importorskip("av")
@@ -91,6 +92,121 @@ def test_the_sound_of_many_kinds_of_file(kind: str, codec: str, video: bool, del
     middle = slice(30_000, 60_000)
     assert np.abs(found[middle.start + delay : middle.stop + delay] - wave[middle]).max() < 0.03
     assert notes == []
+
+
+CLIPS = [(0.5, 1.25), (1.25, 1.5), (25.0, 26.5), (38.0, 60.0)]
+"""Clips of a file of 40 seconds: two that touch, one behind a gap that is worth a seek, and one beyond the end."""
+
+
+def clips_of(source: Any, clips: Any = CLIPS, rate_hz: int = 48_000) -> tuple[list[Array], list[str]]:
+    """The samples of each clip of a recording, and the notes on it."""
+    notes: list[str] = []
+    return [np.concatenate(list(own)) for own in read_clips(source, rate_hz, clips, on_note=notes.append)], notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "most"),
+    [
+        *[("wav", "pcm_s16le", 0), ("flac", "flac", 0), ("mp3", "libmp3lame", 0), ("mp4", "aac", 0.01)],
+        *[("adts", "aac", 0.01), ("webm", "libopus", 0.02), ("ogg", "libopus", 0.01), ("mpegts", "mp2", 0)],
+    ],
+)
+def test_a_clip_is_a_part_of_the_whole(kind: str, codec: str, most: float) -> None:
+    """But for rounding where packets are decoded from those before them, and a millisecond where times are such."""
+    data = encoded(chirp(40.0, 48_000, high_hz=900), kind=kind, codec=codec, rate_hz=48_000)
+    whole, _ = read(data, 48_000)
+    found, notes = clips_of(data)
+    for own, (start_s, end_s) in zip(found, CLIPS, strict=True):
+        expected = whole[round(start_s * 48_000) : round(end_s * 48_000)]
+        assert abs(len(own) - len(expected)) < 49
+        off = [0] if kind != "webm" else range(-48, 49)
+        count = min(len(own), len(expected)) - 96
+        assert min(np.abs(own[48 + each :][:count] - expected[48:][:count]).max() for each in off) <= most
+    assert notes == [f"the clip from 38 to 60 s ends with the recording, at {len(whole) / 48_000:.2f} s"]
+
+
+def test_a_clip_does_not_read_what_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read_of = encoded(chirp(60.0), kind="wav", codec="pcm_s16le"), list[int]()
+    plain = sound_file._Content.read
+
+    def counted(self: Any, size: int) -> bytes:
+        found = plain(self, size)
+        read_of.append(len(found))
+        return found
+
+    monkeypatch.setattr(sound_file._Content, "read", counted)
+    clips_of(data, [(50.0, 51.0)], RATE_HZ)
+    assert sum(read_of) < len(data) / 4
+
+
+@pytest.mark.parametrize("fault", ["refused", "elsewhere", "no time"])
+def test_a_clip_of_a_file_without_a_seek(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """The file is read from its beginning; a seek that ends behind the clip counts as none."""
+    data = encoded(chirp(40.0), kind="wav", codec="pcm_s16le")
+    whole, _ = read(data)
+    opened: Any = type(av.open(io.BytesIO(data)))
+    plain = sound_file.SoundFile._seek
+
+    class Container:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def seek(self, offset: int, **how: Any) -> None:
+            if fault == "refused":
+                raise av.PermissionError(1, "no seek")
+            self._file.seek(offset + 10 * RATE_HZ, **how)
+
+    def seek(self: Any, start_s: float) -> None:
+        assert isinstance(self._container, opened)
+        self._container = Container(self._container)
+        if fault == "no time":
+            self._origin_s = None
+        plain(self, start_s)
+
+    monkeypatch.setattr(sound_file.SoundFile, "_seek", seek)
+    found, _ = clips_of(data, [(15.0, 16.0), (30.0, 31.0)], RATE_HZ)
+    np.testing.assert_array_equal(found, [whole[15 * RATE_HZ : 16 * RATE_HZ], whole[30 * RATE_HZ : 31 * RATE_HZ]])
+
+
+def test_clips_of_a_stream_and_of_samples() -> None:
+    data = encoded(chirp(40.0), kind="wav", codec="pcm_s16le")
+    whole, _ = read(data)
+    stream = sound_file.SoundSource("pipe", stream=io.BytesIO(data))
+    for source in (stream, whole):
+        found, notes = clips_of(source, CLIPS, RATE_HZ)
+        for own, (start_s, end_s) in zip(found, CLIPS, strict=True):
+            np.testing.assert_array_equal(own, whole[round(start_s * RATE_HZ) : round(end_s * RATE_HZ)])
+        assert notes == ["the clip from 38 to 60 s ends with the recording, at 40.00 s"]
+
+
+@pytest.mark.parametrize(
+    ("clips", "expected"),
+    [
+        ([(6.5, 7.0)], "ends at 6.00 s, before the clip from 6.5 to 7 s; pass times within it"),
+        ([(1.0, 2.0), (500.0, math.inf)], "ends at 6.00 s, before the clip from 500 s on; pass times within it"),
+        ([(2.0, 2.00001)], "the clip from 2 to 2.00001 s holds no sample of .*; pass a longer one"),
+    ],
+)
+def test_a_clip_without_sound(tmp_path: Path, clips: Any, expected: str) -> None:
+    (tmp_path / "a.wav").write_bytes(content("WAV"))
+    for source in (str(tmp_path / "a.wav"), chirp(SECONDS)):
+        with pytest.raises(InputError, match=expected):
+            clips_of(source, clips, RATE_HZ)
+
+
+def test_the_limit_of_seconds_counts_what_is_decoded_before_a_clip() -> None:
+    """But not what a seek leaves out."""
+    data = encoded(chirp(60.0, 8000), kind="wav", codec="pcm_s16le", rate_hz=8000)
+    assert len(next(iter(clips_of(data, [(55.0, 57.0)], 8000)[0]))) == 16_000
+    for _ in read_clips(data, 8000, [(55.0, 57.0)], most_s=30):
+        pass
+    stream = sound_file.SoundSource("pipe", stream=io.BytesIO(data))
+    with pytest.raises(InputError, match="longer than 30 seconds"):
+        for blocks in read_clips(stream, 8000, [(55.0, 57.0)], most_s=30):
+            list(blocks)
 
 
 @pytest.mark.parametrize(

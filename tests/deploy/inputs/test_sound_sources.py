@@ -13,7 +13,7 @@ import pytest
 
 from support.audio import RATE_HZ, chirp, encoded
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.inputs.files.audio import audio_blocks
+from tightbeam.deploy.inputs.files.audio import read_blocks
 from tightbeam.deploy.inputs.files.sound_source import SAMPLE_FORMATS, RawFormat, SoundSource, is_raw_sound
 
 soundfile = pytest.importorskip("soundfile")
@@ -23,7 +23,7 @@ SUBTYPES = {"u8": "PCM_U8", "s16le": "PCM_16", "s32le": "PCM_32", "f32le": "FLOA
 def read(source: SoundSource, rate_hz: int = RATE_HZ) -> tuple[np.ndarray, list[str]]:
     """The samples of a source, and its notes."""
     notes: list[str] = []
-    return np.concatenate(list(audio_blocks(source, rate_hz, on_note=notes.append))), notes
+    return np.concatenate(list(read_blocks(source, rate_hz, on_note=notes.append))), notes
 
 
 def written(wave: np.ndarray, subtype: str, **how: object) -> bytes:
@@ -38,7 +38,7 @@ def test_samples_are_those_of_a_file_with_a_header(kind: str, tmp_path: Path) ->
     wave = np.stack([chirp(1.7), chirp(1.7, high_hz=300)], axis=1)
     content = written(wave, SUBTYPES[kind])
     raw = content[content.index(b"data") + 8 :]
-    expected = np.concatenate(list(audio_blocks(content, RATE_HZ)))
+    expected = np.concatenate(list(read_blocks(content, RATE_HZ)))
     (tmp_path / "a.pcm").write_bytes(raw)
     sources = [SoundSource(str(tmp_path / "a.pcm"), RawFormat(RATE_HZ, kind, 2))]
     sources.append(SoundSource("pipe", RawFormat(RATE_HZ, kind, 2), io.BytesIO(raw)))
@@ -55,7 +55,7 @@ def test_samples_are_those_of_a_file_with_a_header(kind: str, tmp_path: Path) ->
 def test_a_stream_is_read_while_it_comes(kind: str, codec: str) -> None:
     """The sound of its first half is there before the second half is written; together they are that of the file."""
     content = encoded(chirp(20.0), kind=kind, codec=codec)
-    expected = np.concatenate(list(audio_blocks(content, RATE_HZ)))
+    expected = np.concatenate(list(read_blocks(content, RATE_HZ)))
     reader, writer = os.pipe()
     half, arrived = len(content) // 2, threading.Event()
 
@@ -70,7 +70,7 @@ def test_a_stream_is_read_while_it_comes(kind: str, codec: str) -> None:
     thread.start()
     found = []
     with open(reader, "rb") as pipe:
-        for block in audio_blocks(SoundSource("pipe", stream=pipe, begun=pipe.read(8)), RATE_HZ):
+        for block in read_blocks(SoundSource("pipe", stream=pipe, begun=pipe.read(8)), RATE_HZ):
             found.append(block)
             arrived.set()
     thread.join()
@@ -109,5 +109,5 @@ def test_samples_that_are_wrong_or_missing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=expected):
             read(source)
     with pytest.raises(InputError, match="is longer than 1 seconds"):
-        list(audio_blocks(SoundSource("pipe", sound, io.BytesIO(bytes(4 * RATE_HZ + 4))), RATE_HZ, most_s=1))
+        list(read_blocks(SoundSource("pipe", sound, io.BytesIO(bytes(4 * RATE_HZ + 4))), RATE_HZ, most_s=1))
     assert [name for name in ("a.pcm", "A.RAW", "a.wav", "pcm") if is_raw_sound(name)] == ["a.pcm", "A.RAW"]

@@ -222,6 +222,18 @@ def test_transcriptions(client: OpenAI, runners: dict[str, Runner], wave: bytes,
         assert found.language == "de" and found.duration == pytest.approx(0.7)
 
 
+def test_clips_of_an_upload(client: OpenAI, runners: dict[str, Runner], wave: bytes) -> None:
+    how: dict[str, Any] = {"clip_timestamps": "0.2,0.45", "max_new_tokens": 4}
+    (expected,) = runners["speech"].transcribe([wave], task="transcribe", **how)
+    create = client.audio.transcriptions.create
+    found: Any = create(model="speech", file=("a.wav", wave), response_format="verbose_json", extra_body=how)
+    assert (found.text, found.duration) == (expected, pytest.approx(0.25))
+    with pytest.raises(BadRequestError, match=r"ends at 0.70 s, before the clip from 3 s on"):
+        create(model="speech", file=("a.wav", wave), extra_body={"clip_timestamps": "3"})
+    with pytest.raises(BadRequestError, match="more than 120 clips"):
+        create(model="speech", file=("a.wav", wave), extra_body={"clip_timestamps": ",".join(map(str, range(242)))})
+
+
 def test_a_broken_upload_says_where_its_sound_ends(client: OpenAI, web: httpx.Client, wave: bytes) -> None:
     note = "its end is missing: the file breaks off after 0.5 s"
     cut = wave[: 44 + RATE_HZ]  # half a second of 16 bits

@@ -191,6 +191,13 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ),
         ({"min_speech_s": 3}, "min_speech_s=3 .* does nothing without silence_threshold_db"),
         ({"min_speech_s": -3, "silence_threshold_db": -9}, "min_speech_s=-3 .* is not a number of seconds from 0 on"),
+        ({"clip_timestamps": [-1, 2]}, r"clip_timestamps=\[-1, 2\] .* is not times in seconds, from 0 on; pass starts"),
+        ({"clip_timestamps": "1,nan"}, "clip_timestamps='1,nan' .* is not times in seconds"),
+        ({"clip_timestamps": [2, 1]}, "goes back from 2 to 1 s; pass starts and ends in order, such as"),
+        ({"clip_timestamps": [0, 2, 1, 3]}, "goes back from 2 to 1 s"),
+        ({"clip_timestamps": "1,1"}, "has a clip that ends where it starts, at 1 s"),
+        ({"clip_timestamps": []}, "is not times in seconds"),
+        ({"clip_timestamps": "5"}, r"the recording ends at 1.20 s, before the clip from 5 s on; pass times within it"),
         ({"seed": 3}, "seed=3 .* does nothing, since no temperature is above 0"),
         ({"temperature": 0.5, "seed": -3}, "seed=-3 .* is not an integer of at least 0"),
         ({"prompt_ids": list(range(46))}, "prompts of 49 tokens leave none of the model's 48 positions"),
@@ -280,6 +287,30 @@ def test_windows_without_sound_are_not_run(bundles: BundleCache, monkeypatch: py
     assert found and found[0].start_s >= 2 and len(found) < len(plain)
     noise = (np.random.default_rng(2).standard_normal(20_000) * 0.1).astype(np.float32)
     assert runner.transcribe_segments([noise], **quiet, min_speech_s=0) == runner.transcribe_segments([noise])
+
+
+def test_clips_give_what_they_would_alone_at_times_of_the_recording(bundles: BundleCache) -> None:
+    """A clip longer than a window, and a short one; a start alone goes up to the end."""
+    _, runner = with_timestamps(bundles, "el")
+    whole = np.concatenate(window_recordings()[:3])
+    samples = [whole[RATE_HZ // 2 : 2 * RATE_HZ], whole[3 * RATE_HZ :]]
+    how: dict[str, Any] = {"return_token_timestamps": True}
+    alone = [runner.transcribe_segments([own], return_timestamps=True, **how)[0] for own in samples]
+    (found,) = runner.transcribe_segments([whole], clip_timestamps="0.5,2,3", **how)
+    expected = [
+        (own.tokens, own.start_s + begin_s, own.end_s + begin_s, [time_s + begin_s for time_s in own.token_timestamps])
+        for begin_s, segments in zip((0.5, 3), alone, strict=True)
+        for own in segments
+    ]
+    assert len(alone[0]) > 1 and len(found) == len(expected)
+    for own, (tokens, *times, ends) in zip(found, expected, strict=True):
+        assert own.tokens == tokens
+        np.testing.assert_allclose([own.start_s, own.end_s, *own.token_timestamps], [*times, *ends], atol=0.011)
+    assert (
+        runner.transcribe_outputs([whole], clip_timestamps=[0.5, 2, 3])[0].segments
+        == runner.transcribe_outputs([whole], clip_timestamps="0.5,2,3")[0].segments
+    )
+    assert runner.transcribe([whole], clip_timestamps="0") == runner.transcribe([whole])
 
 
 @pytest.fixture(scope="module")
