@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,6 @@ from tightbeam.deploy.inputs.output import Output, output_of
 from tightbeam.deploy.inputs.text_pieces import TextPieces
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 
 __all__ = ["AsyncTextStream", "TextStream"]
 
@@ -144,20 +143,15 @@ def _pieces(model: Model, sample: Sample, state: _State) -> Generator[str]:
     """Run a sample, and yield its text in pieces. Its result is in ``state`` before the last piece is yielded."""
     scheduler = model.scheduler(sample.options.num_beams)
     pieces = TextPieces(model)
-    ended: list[FinishedSample | FailedSample] = []
-    try:
-        scheduler.add(sample)
-        while not (ended := scheduler.turn()):
+    with closing(scheduler.turns([sample])) as turns:
+        for ended in turns:
+            if ended:
+                break
             if state.closed:
                 return
             if piece := pieces.of_sample(scheduler, sample):
                 yield piece
-    finally:
-        scheduler.close()
-    (only,) = ended
-    if isinstance(only, FailedSample):
-        raise only.error
-    output = output_of(model, only.result, sample)
+    output = output_of(model, ended[0].result, sample)
     assert output.texts is not None
     state.result = output
     if piece := pieces.rest(output.texts[0]):

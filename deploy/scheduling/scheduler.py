@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,18 +187,25 @@ class Scheduler:
 
         Cancelled samples have no result. Raises the error of a failed sample.
         """
-        found = {}
+        return {each.number: each.result for ended in self.turns(samples) for each in ended}
+
+    def turns(self, samples: Iterable[Sample]) -> Generator[list[FinishedSample]]:
+        """Run samples to their end, and yield the samples that end with each turn. Closes the scheduler at its end.
+
+        Raises the error of a failed sample.
+        """
         try:
             for sample in samples:
                 self.add(sample)
             while self.active:
+                finished = []
                 for ended in self.turn():
                     if isinstance(ended, FailedSample):
                         raise ended.error
-                    found[ended.number] = ended.result
+                    finished.append(ended)
+                yield finished
         finally:
             self.close()
-        return found
 
     def release_buffers(self) -> None:
         """Free the memory of batches that have ended."""
