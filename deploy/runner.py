@@ -262,7 +262,7 @@ class Runner:
         GenerationError
             A setting is unknown, not supported, or impossible for this model.
         """
-        return self.model.settings.options(**settings)
+        return self.model.settings.options(settings)
 
     def encode(self, source: TextSource, *, truncate: Truncation = False, **settings: Any) -> tuple[list[int], int]:
         """Tokenize a source.

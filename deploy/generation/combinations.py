@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.settings import Settings
+from tightbeam.deploy.tries.trie import ROOT
 
-__all__ = ["check_combinations"]
+__all__ = ["check_beginning", "check_combinations"]
 
 MOST_DIVERSITY_PENALTY = 1e30
 """Largest penalty of which the sum over many beams is a float32 still."""
@@ -43,6 +48,33 @@ def check_combinations(settings: Settings, options: GenerationOptions) -> None:
         if tokens and set(tokens) <= set(options.suppress_tokens):
             problem = "is also in suppress_tokens, so nothing could follow"
             raise settings.error(name, problem, fix="drop one of the two")
+
+
+def check_beginning(settings: Settings, tokens: Sequence[int]) -> None:
+    """Check that something may follow the tokens of ``decoder_input_ids`` in the trie of the settings, if there is one.
+
+    Parameters
+    ----------
+    settings : Settings
+    tokens : sequence of int
+        The last tokens of ``decoder_input_ids``, which follow the trie from its root.
+
+    Raises
+    ------
+    GenerationError
+        The tokens leave the trie, or are a whole entry of it.
+    """
+    trie, node = settings["trie"], ROOT
+    if trie is None:
+        return
+    for token in tokens:
+        if token not in trie.children(node):
+            problem = f"leaves {trie!r} with {token}"
+            raise settings.error("decoder_input_ids", problem, fix="pass the beginning of an entry")
+        node = int(trie.follow(np.array(node, np.int32), np.array(token)))
+    if not len(trie.children(node)):
+        problem = f"is an entry of {trie!r}, which nothing follows"
+        raise settings.error("decoder_input_ids", problem, fix="pass fewer tokens")
 
 
 def _check_beam_groups(settings: Settings) -> None:

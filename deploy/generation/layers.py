@@ -20,7 +20,6 @@ __all__ = [
     "REQUEST",
     "Layer",
     "caller_layers",
-    "layers",
     "merged",
     "read_generation_config",
     "settings_of",
@@ -121,11 +120,6 @@ def with_source(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
 def settings_of(given: Sequence[Layer]) -> dict[str, Any]:
     """Return layers as the settings of a caller."""
     return {GENERATION_CONFIG: tuple(given)} if given else {}
-
-
-def layers(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Layer]:
-    """Return the checkpoint's settings, and above them the caller's. Raises GenerationError."""
-    return [Layer(CHECKPOINT, defaults), *caller_layers(overrides)]
 
 
 def merged(given: Sequence[Layer]) -> dict[str, Any]:

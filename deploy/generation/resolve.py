@@ -14,17 +14,16 @@ from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from tightbeam.deploy.errors import Fix, GenerationError, Setting
-from tightbeam.deploy.generation.combinations import check_combinations
+from tightbeam.deploy.generation.combinations import check_beginning, check_combinations
 from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.fields import FIELDS, LIMITS, ModelKind
-from tightbeam.deploy.generation.layers import layers
+from tightbeam.deploy.generation.layers import CHECKPOINT, Layer, caller_layers
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import read_scoring
 from tightbeam.deploy.generation.settings import Settings
 from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
-from tightbeam.deploy.generation.trie import check_beginning
 from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
 
 __all__ = ["DEFAULT_NEW_TOKENS", "ResolvedSettings", "Sizes", "resolve_settings"]
@@ -68,7 +67,7 @@ def resolve_settings(
     GenerationError
         A setting is unknown, not supported, or impossible.
     """
-    given_layers = layers(defaults, given)
+    given_layers = [Layer(CHECKPOINT, defaults), *caller_layers(given)]
     if speech:
         settings = Settings(given_layers, ModelKind.WHISPER, sizes.vocabulary, sizes.max_target)
         return ResolvedSettings(settings, sizes, read_whisper_settings(settings, defaults))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tightbeam.deploy.errors import Constant, Fix, GenerationError, short_repr
-from tightbeam.deploy.generation.layers import Layer, layers
+from tightbeam.deploy.generation.layers import Layer, caller_layers
 
 __all__ = ["AUTO", "LANGUAGES", "asks_for_language", "check_without_text", "from_language", "translation_layers"]
 
@@ -85,7 +85,7 @@ def asks_for_language(defaults: Mapping[str, Any], overrides: Mapping[str, Any])
     """Return True if a translator's settings ask for the language of the text by ``source_language=auto``."""
     if not defaults.get(LANGUAGES):
         return False
-    asked = [layer.values[SOURCE] for layer in layers({}, overrides) if layer.values.get(SOURCE) is not None]
+    asked = [layer.values[SOURCE] for layer in caller_layers(overrides) if layer.values.get(SOURCE) is not None]
     return bool(asked) and asked[-1] == AUTO
 
 
@@ -111,7 +111,7 @@ def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Ma
     """
     tokens = list(ids)
     languages: Mapping[str, int] = defaults.get(LANGUAGES, {})
-    asked = [layer for layer in layers({}, overrides) if layer.values.get(SOURCE) is not None]
+    asked = [layer for layer in caller_layers(overrides) if layer.values.get(SOURCE) is not None]
     if not asked or not languages:
         return tokens
     wanted = token_of(SOURCE, asked[-1], languages)
@@ -126,7 +126,7 @@ def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Ma
 
 def check_without_text(overrides: Mapping[str, Any]) -> None:
     """Raise GenerationError for a ``source_language`` beside token ids, which name their language themselves."""
-    for layer in layers({}, overrides):
+    for layer in caller_layers(overrides):
         if layer.asked and layer.values.get(SOURCE) is not None:
             problem = "is for texts; token ids have the token of their language themselves"
             raise _error(SOURCE, layer.values[SOURCE], layer, problem, fix="leave it out")

@@ -148,7 +148,7 @@ def _run(
     stream: bool,
 ) -> Iterator[OpenInput | FoundSegments | FoundText]:
     """Run lines as `run_lines` does, and yield the items of `run_inputs`."""
-    options = model.settings.options(**settings)
+    options = model.settings.options(settings)
     if not line_format.ids:
         model.text.require_tokenizer()
     most = max_rows or batch_size * options.num_beams
@@ -207,7 +207,7 @@ class _Reader:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise GenerationError for settings that no source can be run with."""
-        options = self.model.settings.options_for(1, settings)
+        options = self.model.settings.options(settings)
         if options.num_beams > self.max_rows:
             raise GenerationError(
                 f"{options.rows_asked} is more than the {self.max_rows} rows that run together; "

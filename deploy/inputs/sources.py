@@ -53,7 +53,7 @@ class SourceReader:
     ) -> None:
         self.model, self.settings = model, settings
         self.numbers = count() if numbers is None else numbers
-        self.options = model.settings.options(**settings)
+        self.options = model.settings.options(settings)
         if without_tokens is not None:
             self.options = self.options.without_source_tokens(without_tokens)
 

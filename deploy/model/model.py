@@ -188,7 +188,7 @@ class Model:
         GenerationError
             A setting is unknown, not supported, or impossible for this model or prompt.
         """
-        options = self.settings.options_for(len(tokens), settings)
+        options = self.settings.options(settings, len(tokens))
         return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only, mask=mask)
 
     def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
@@ -212,7 +212,7 @@ class Model:
         GenerationError
             A setting is wrong, as for `sample`.
         """
-        options = self.settings.for_one_window(self.settings.options_for(1, settings))
+        options = self.settings.for_one_window(self.settings.options(settings))
         if options.aligned:
             where = "Runner.transcribe_segments and run-model --word-timestamps"
             raise GenerationError(f"{TIMES}=True is for {where}; leave it out")
@@ -240,7 +240,7 @@ class Model:
             A setting is wrong, as for `sample`.
         """
         assert self.recordings is not None
-        options = self.settings.options_for(1, settings).without_source_tokens("a recording").for_input(features)
+        options = self.settings.options(settings).without_source_tokens("a recording").for_input(features)
         return Sample(number, options, features, self.recordings.positions(features))
 
     def sample_of_pixels(self, number: int, pixels: Array, settings: Mapping[str, Any]) -> Sample:
@@ -266,5 +266,5 @@ class Model:
             A setting is wrong, as for `sample`.
         """
         positions = len(pixels) if pixels.ndim == 2 else self.manifest.sizes.max_source
-        options = self.settings.options_for(1, settings).without_source_tokens("an image")
+        options = self.settings.options(settings).without_source_tokens("an image")
         return Sample(number, options, pixels, positions)

@@ -46,19 +46,16 @@ class ModelSettings:
         self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
         self._resolved: dict[tuple[Layer, ...], ResolvedSettings] = {}
 
-    def options(self, **settings: Any) -> GenerationOptions:
-        """Resolve settings for a prompt of one token; `Runner.options` documents them."""
-        return self.options_for(1, settings)
-
-    def options_for(self, prompt_length: int, settings: Mapping[str, Any]) -> GenerationOptions:
-        """Resolve settings as ``options`` does, for prompts of ``prompt_length`` tokens, padding included.
+    def options(self, settings: Mapping[str, Any], prompt_length: int = 1) -> GenerationOptions:
+        """Resolve settings over the model's defaults.
 
         Parameters
         ----------
-        prompt_length : int
-            Tokens of the prompts of a decoder-only model; the length of an encoder's input does not matter.
         settings : mapping
-            Arguments of `options`.
+            Arguments of ``model.generate``, as for `Runner.options`.
+        prompt_length : int
+            Tokens of the prompts of a decoder-only model, padding included; the length of an encoder's input does not
+            matter.
 
         Returns
         -------

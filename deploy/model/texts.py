@@ -232,7 +232,7 @@ class Texts:
     def _longest_prompt(self, settings: Mapping[str, Any]) -> int:
         """Return the length of the longest prompt that leaves positions for the new tokens of ``settings``, or for one
         new token if ``settings`` limit the whole row."""
-        options = self._settings.options_for(1, settings)
+        options = self._settings.options(settings)
         if options.limited_by == "max_length":
             return options.max_length - 1
         return self._sizes.max_target - options.max_length + 1

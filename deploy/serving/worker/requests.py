@@ -117,7 +117,7 @@ class RequestParser:
         model = self._model
         settings, truncate = self._settings(request.parameters)
         limited = model.text.answer_settings(settings) if MESSAGES in request.inputs else settings
-        options = model.settings.options_for(1, limited)
+        options = model.settings.options(limited)
         if options.num_beams > self._max_rows:
             raise InputError(
                 f"{options.rows_asked} is more than the {self._max_rows} rows that this server runs together; "
@@ -194,7 +194,7 @@ class RequestParser:
 
     def _sample(self, tokens: list[int], settings: Mapping[str, Any], request: Request, row: int) -> Sample:
         decoder_only = self._model.decoder_only
-        options = self._model.settings.options_for(len(tokens), settings)
+        options = self._model.settings.options(settings, len(tokens))
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
 
