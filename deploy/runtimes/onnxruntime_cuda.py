@@ -15,9 +15,6 @@ import onnxruntime as ort
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError, RuntimeSetupError
-from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_graphs import Interface
-from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
@@ -27,6 +24,9 @@ from tightbeam.deploy.runtimes._onnxruntime import (
     session_options,
 )
 from tightbeam.deploy.runtimes.base import source_outputs
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice, open_device
+from tightbeam.deploy.runtimes.device.graphs import Interface
+from tightbeam.deploy.runtimes.device.runtime import DeviceRuntime
 from tightbeam.plugins.library import ENVIRONMENT, cuda_library
 
 __all__ = [

@@ -19,9 +19,6 @@ from tightbeam.deploy.bundle.engine_files import (
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import EngineFileError, RuntimeSetupError
-from tightbeam.deploy.runtimes._cuda import CudaDevice, open_device
-from tightbeam.deploy.runtimes._device_graphs import BYTES, Graph, Interface
-from tightbeam.deploy.runtimes._device_runtime import DeviceRuntime
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     LOGITS,
@@ -30,6 +27,9 @@ from tightbeam.deploy.runtimes.base import (
     logits_entry,
     unexpected_names,
 )
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice, open_device
+from tightbeam.deploy.runtimes.device.graphs import BYTES, Graph, Interface
+from tightbeam.deploy.runtimes.device.runtime import DeviceRuntime
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
 __all__ = ["LoadedGraph", "TensorRTRuntime", "load_tensorrt_runtime"]

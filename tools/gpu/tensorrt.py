@@ -35,7 +35,7 @@ RUN = """
 import json, sys
 import numpy as np
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes._cuda import open_device
+from tightbeam.deploy.runtimes.device.cuda import open_device
 from tightbeam.deploy.bundle.engine_files import load_engine
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.plugins.tensorrt.plugin import register_plugins

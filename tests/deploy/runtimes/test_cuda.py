@@ -12,8 +12,8 @@ import pytest
 
 from support.runtimes.cuda_in_memory import Code, CudaInMemory, Work, expect_nothing_left
 from tightbeam.deploy.errors import DeviceError, RuntimeSetupError
-from tightbeam.deploy.runtimes import _cuda as device_module
-from tightbeam.deploy.runtimes._cuda import CudaDevice, StagedArrays, open_device
+from tightbeam.deploy.runtimes.device import cuda as device_module
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice, StagedArrays, open_device
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
 

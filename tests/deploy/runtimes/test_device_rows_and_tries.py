@@ -21,10 +21,10 @@ from support.runtimes.cuda_in_memory import CudaInMemory, expect_nothing_left
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import build_command
 from tightbeam.deploy.errors import EngineFileError, GenerationError
-from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes._device_graphs import DeviceTensor
-from tightbeam.deploy.runtimes._device_logits import DeviceLogits
 from tightbeam.deploy.runtimes.base import LOGIT_TYPES, LOGITS
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
+from tightbeam.deploy.runtimes.device.graphs import DeviceTensor
+from tightbeam.deploy.runtimes.device.logits import DeviceLogits
 from tightbeam.deploy.scheduling.scheduler import FinishedSample
 
 Made = tensorrt_in_memory.InMemory | session_in_memory.InMemory

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.runtimes.cuda_in_memory import CudaInMemory
-from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
+from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory, MemoryPool
 
 SIZES = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1)
 

@@ -30,8 +30,8 @@ from support.runtimes.session_in_memory import ON_HOST, in_memory
 from tightbeam.deploy import Bundle, BundleError, Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError, RuntimeSetupError
 from tightbeam.deploy.runtimes import onnxruntime_cuda
-from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.base import Decoding
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.onnxruntime_cuda import (
     OnnxRuntimeCuda,

@@ -177,8 +177,8 @@ def test_large_histories_are_uploaded_as_far_as_they_are_read(
     bundles: BundleCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The columns in use, by powers of two, each with a CUDA graph; none where no step reads them."""
-    monkeypatch.setattr("tightbeam.deploy.runtimes._step_uploads.WORTH_A_COPY", 1)
-    monkeypatch.setattr("tightbeam.deploy.runtimes._step_uploads.COLUMNS", 4)
+    monkeypatch.setattr("tightbeam.deploy.runtimes.device.step_uploads.WORTH_A_COPY", 1)
+    monkeypatch.setattr("tightbeam.deploy.runtimes.device.step_uploads.COLUMNS", 4)
     path = bundles("dedup", "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)
     ids, mask = batch(expected.manifest.sizes.source_vocabulary, 3, LENGTHS)

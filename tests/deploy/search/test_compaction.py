@@ -22,8 +22,8 @@ from support.searches.whole_batch_search import search_together
 from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runtimes import onnxruntime_cpu
-from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import small_inputs
+from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import Candidates, StepInputs

@@ -20,8 +20,8 @@ import numpy as np
 from support.runtimes.cuda_in_memory import Code, CudaInMemory, Work
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.runtimes import onnxruntime_cuda
-from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
+from tightbeam.deploy.runtimes.device.decoding import DeviceDecoding
 from tightbeam.deploy.tries.build import build_trie
 from tightbeam.export.accuracy.compare import sources_of
 

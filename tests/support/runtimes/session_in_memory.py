@@ -12,7 +12,7 @@ import numpy as np
 from support.runtimes.cuda_in_memory import ALIGNMENT, CudaInMemory, Work
 from support.runtimes.whole_prompts import open_whole
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.runtimes._cuda import CudaDevice
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.onnxruntime_cuda import OnnxRuntimeCuda, SessionGraph
 

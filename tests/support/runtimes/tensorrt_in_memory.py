@@ -22,8 +22,8 @@ from tightbeam.deploy.bundle.engine_files import (
     built_from,
 )
 from tightbeam.deploy.bundle.manifest import GraphEntry, TensorEntry
-from tightbeam.deploy.runtimes._cuda import CudaDevice
 from tightbeam.deploy.runtimes.base import ALIGNMENT_KEYS, ALIGNMENT_QUERIES
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.runtimes.tensorrt import TensorRTRuntime
 from tightbeam.deploy.text.tokenizer import load_codec

@@ -10,8 +10,8 @@ import numpy as np
 from support.options import resolve_options
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
+from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import Candidates, StepInputs
 

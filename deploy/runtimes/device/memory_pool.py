@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.runtimes._cuda import HostMemory, Memory
+from tightbeam.deploy.runtimes.device.cuda import HostMemory, Memory
 
 __all__ = ["BatchMemory", "MemoryPool"]
 

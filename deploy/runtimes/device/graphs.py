@@ -15,9 +15,9 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import CacheStateEntry, TensorEntry
 from tightbeam.deploy.errors import ExecutionError
-from tightbeam.deploy.runtimes._cuda import ALIGNMENT, CudaDevice, Memory
-from tightbeam.deploy.runtimes._memory_pool import BatchMemory, MemoryPool
 from tightbeam.deploy.runtimes.base import FEATURE_INPUTS, LOGITS, TRIE_ARRAYS, logits_entry, resolve
+from tightbeam.deploy.runtimes.device.cuda import ALIGNMENT, CudaDevice, Memory
+from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory, MemoryPool
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 

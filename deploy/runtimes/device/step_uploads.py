@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.runtimes._cuda import CudaDevice, HostMemory, Memory, StagedArrays
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice, HostMemory, Memory, StagedArrays
 
 __all__ = ["StepUploads"]
 

@@ -1,17 +1,17 @@
 """Base of the runtimes on a GPU: a step moves only the small inputs and [B, C] candidates.
 
 A runtime adds two loaded graphs (`Graph`), which take shapes and addresses. The memory, the copies, their order on one
-stream and the CUDA graphs are in `_device_graphs.py` and `_device_decoding.py`.
+stream and the CUDA graphs are in `graphs.py` and `decoding.py`.
 """
 
 from __future__ import annotations
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
-from tightbeam.deploy.runtimes._device_graphs import DeviceGraphs
-from tightbeam.deploy.runtimes._memory_pool import BatchMemory
-from tightbeam.deploy.runtimes._slots import SlotRuntime
 from tightbeam.deploy.runtimes.base import LOGITS, obstacle_to_groups, sizes_of
+from tightbeam.deploy.runtimes.device.decoding import DeviceDecoding
+from tightbeam.deploy.runtimes.device.graphs import DeviceGraphs
+from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory
+from tightbeam.deploy.runtimes.device.slots import SlotRuntime
 
 __all__ = ["DeviceRuntime"]
 

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
-from tightbeam.deploy.runtimes._device_decoding import DeviceDecoding
-from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, DeviceTensor
-from tightbeam.deploy.runtimes._device_logits import DeviceLogits
-from tightbeam.deploy.runtimes._memory_pool import BatchMemory
-from tightbeam.deploy.runtimes._places import Places
-from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import SMALL_INPUTS, Encoded, StepOutputs, resolve, sizes_of
+from tightbeam.deploy.runtimes.device.decoding import DeviceDecoding
+from tightbeam.deploy.runtimes.device.graphs import BYTES, DeviceGraphs, DeviceTensor
+from tightbeam.deploy.runtimes.device.logits import DeviceLogits
+from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory
+from tightbeam.deploy.runtimes.device.places import Places
+from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie

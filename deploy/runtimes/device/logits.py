@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints
-from tightbeam.deploy.runtimes._cuda import CudaDevice
-from tightbeam.deploy.runtimes._device_graphs import DeviceTensor
+from tightbeam.deploy.runtimes.device.cuda import CudaDevice
+from tightbeam.deploy.runtimes.device.graphs import DeviceTensor
 
 __all__ = ["DeviceLogits"]
 

@@ -10,12 +10,6 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import DeviceError
-from tightbeam.deploy.runtimes._cuda import CudaGraph, StagedArrays
-from tightbeam.deploy.runtimes._device_graphs import BYTES, DeviceGraphs, DeviceTensor, bind
-from tightbeam.deploy.runtimes._device_logits import DeviceLogits
-from tightbeam.deploy.runtimes._memory_pool import BatchMemory
-from tightbeam.deploy.runtimes._step_uploads import StepUploads
-from tightbeam.deploy.runtimes._without_alignment import WithoutAlignment
 from tightbeam.deploy.runtimes.base import (
     CANDIDATE_OUTPUTS,
     LOGIT_TYPES,
@@ -28,6 +22,12 @@ from tightbeam.deploy.runtimes.base import (
     resolve,
     small_inputs,
 )
+from tightbeam.deploy.runtimes.device.cuda import CudaGraph, StagedArrays
+from tightbeam.deploy.runtimes.device.graphs import BYTES, DeviceGraphs, DeviceTensor, bind
+from tightbeam.deploy.runtimes.device.logits import DeviceLogits
+from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory
+from tightbeam.deploy.runtimes.device.step_uploads import StepUploads
+from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 

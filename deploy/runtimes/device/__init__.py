@@ -1,0 +1,1 @@
+"""What the runtimes on a GPU share: device memory, captured steps, and batches that samples join in slots."""
