@@ -15,6 +15,8 @@ from unittest.mock import patch
 
 import pytest
 
+from support.stand_ins import is_represented
+
 if TYPE_CHECKING:
     from support.bundles.cache import BundleCache
     from support.checkpoints.families import CheckpointCache
@@ -24,7 +26,11 @@ FIRST = ("end_to_end", "export", "tools")
 """Folders of the longest files, which a parallel run has to begin with."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_represented(item):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in FIRST)
 
 

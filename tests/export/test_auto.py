@@ -78,7 +78,8 @@ def test_weights_are_counted_as_the_graphs_have_them(
 
 
 @pytest.mark.parametrize(
-    ("family", "variants"), [("gpt2", ("dedup", "el", "kcache", "xcache", "slim")), ("phi", ("kcache",))]
+    ("family", "variants"),
+    [("gpt2", ("dedup", "el", "kcache", "xcache", "slim")), ("gpt_neox", ("kcache",)), ("phi", ("kcache",))],
 )
 def test_weights_of_a_decoder_only_model_are_counted_as_its_graph_has_them(
     bundles: BundleCache, family: str, variants: tuple[str, ...]
@@ -231,7 +232,11 @@ def test_the_ranking_omits_variants_that_do_not_fit_or_are_impossible(canonical:
 
 @pytest.mark.parametrize(
     ("family", "possible"),
-    [("gpt2", {"dedup", "el", "kcache", "xcache", "slim"}), ("llama", {"dedup"}), ("mt5", set(PRESETS) - {"baseline"})],
+    [
+        ("gpt2", {"dedup", "el", "kcache", "xcache", "slim"}),
+        ("llama", {"dedup"}),
+        ("umt5", set(PRESETS) - {"baseline"}),
+    ],
 )
 def test_the_ranking_lists_impossible_variants(bundles: BundleCache, family: str, possible: set[str]) -> None:
     graphs = bundles.trace(family)[1]

@@ -22,7 +22,7 @@ from tightbeam.graph_passes.model import Array
 from tightbeam.plugins.library import cpu_library
 
 N = 23
-QUICK = ("gpt2", "gemma2", "bloom", "phi3")
+QUICK = ("gpt2", "gemma2", "bloom", "gpt_neox")
 FAMILIES = slow_unless([(family,) for family in CAUSAL_CLASSES], lambda family: family in QUICK)
 
 

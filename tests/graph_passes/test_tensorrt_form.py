@@ -41,7 +41,9 @@ def variant_of(bundles: BundleCache, family: str, variant: str) -> ModelGraphs:
 
 
 @pytest.mark.parametrize("variant", ["baseline", "dedup"])
-@pytest.mark.parametrize("family", ["bart", "t5", "whisper", "prophetnet", "gpt2", "llama", "mistral", "gpt_bigcode"])
+@pytest.mark.parametrize(
+    "family", ["bart", "t5", "whisper", "prophetnet", "gpt2", "llama", "gemma3_text", "mistral", "gpt_bigcode"]
+)
 def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
     """The families cover heads that share keys, windows, biases by distance and causal prompts."""
     model = bundles.trace(family)[0].model

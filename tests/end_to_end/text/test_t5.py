@@ -14,6 +14,7 @@ from support.checkpoints.edits import edit_json, refusal
 from support.checkpoints.families import CheckpointCache
 from support.references.expected import expect_equal
 from support.references.generate_runs import SETTINGS, batch, runs_of
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
@@ -53,17 +54,17 @@ def test_trace_has_tables_and_no_logarithm(bundles: BundleCache, family: str) ->
         assert "Range" not in {node.op for node in rewritten.decoder.nodes}
 
 
-SHAPES = [
-    {  # T5-3B: key heads together wider than the model
+SHAPES: tuple[dict[str, Any], ...] = (
+    {  # T5-3B: key heads together wider than the model, as those of the tests' umT5
         **{"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu"},
         **{"num_layers": 1, "num_decoder_layers": 1},
     },
-    # T5 1.1 and Flan-T5, which are built as mT5
-    pytest.param({"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}, marks=pytest.mark.slow),
-    pytest.param({"num_heads": 1, "d_kv": 36, "num_layers": 1, "num_decoder_layers": 1}, marks=pytest.mark.slow),
-]
+    {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},  # T5 1.1 and Flan-T5, which are built as mT5
+    {"num_heads": 1, "d_kv": 36, "num_layers": 1, "num_decoder_layers": 1},
+)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
     model = bundles.trace("t5", seed=4, **shape)[0].model
@@ -86,23 +87,24 @@ def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
             expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("family", "seed"), [(FAMILIES[seed % 3], seed) for seed in range(6)])
+def test_each_layer_may_have_another_cache(bundles: BundleCache, tmp_path: Path, family: str, seed: int) -> None:
     """Mixtures include ``kv-reordered``, whose layers alone still read the length of a past."""
-    family = FAMILIES[seed % 3]
     runner = Runner.load(bundles.mixed(family, seed, tmp_path / "mixed"), threads=1)
     expect_equal(runner, bundles.trace(family)[0].model, runs_of(runner, SETTINGS[3:9]))
 
 
-def test_the_longest_source_and_output(bundles: BundleCache) -> None:
+@pytest.mark.parametrize(
+    ("variant",), slow_unless([(name,) for name in PRESETS], lambda name: name in ("baseline", "kcache"))
+)
+def test_the_longest_source_and_output(bundles: BundleCache, variant: str) -> None:
     """Lengths beyond those of the training, and distances beyond the last bucket of the bias table."""
     model = bundles.trace("t5")[0].model
-    for variant in PRESETS:
-        runner = Runner.load(bundles(variant, "t5"), threads=1)
-        assert runner.manifest.sizes.max_source == runner.manifest.sizes.max_target == LENGTH
-        ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1) * 6)
-        lengths = {"max_length": LENGTH, "min_length": LENGTH}
-        expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
+    runner = Runner.load(bundles(variant, "t5"), threads=1)
+    assert runner.manifest.sizes.max_source == runner.manifest.sizes.max_target == LENGTH
+    ids, mask = batch(runner.manifest.sizes.source_vocabulary, 1, (LENGTH, LENGTH - 1) * 6)
+    lengths = {"max_length": LENGTH, "min_length": LENGTH}
+    expect_equal(runner, model, [(ids, mask, {"num_beams": beams, **lengths}) for beams in (1, 2, 3, 5)])
 
 
 def test_text_export_of_old_checkpoints(checkpoints: CheckpointCache, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 6, "vocab_size": 103},
     "qwen2": {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
-    "qwen3": {"head_dim": 10},
+    "qwen3": {"head_dim": 20},
     "olmo": {"num_key_value_heads": 6},
     "olmo2": {"num_key_value_heads": 3},
     "phi3": {

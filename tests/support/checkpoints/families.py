@@ -140,7 +140,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **T5_SIZES,
         "feed_forward_proj": "gated-silu",
         "num_heads": 4,
-        "d_kv": 9,
+        "d_kv": 12,  # key heads together wider than the model
         "vocab_size": 103,
     },
     "led": {
