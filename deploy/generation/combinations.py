@@ -13,6 +13,8 @@ from tightbeam.deploy.tries.trie import ROOT
 
 __all__ = ["check_beginning", "check_combinations"]
 
+MOST_FORCED_ROWS = 1 << 14
+"""Bound on the words of ``force_words_ids`` and their alternatives, by the beams: each may come next in each."""
 MOST_DIVERSITY_PENALTY = 1e30
 """Largest penalty of which the sum over many beams is a float32 still."""
 
@@ -34,6 +36,10 @@ def check_combinations(settings: Settings, options: GenerationOptions) -> None:
     _check_beam_groups(settings)
     if settings["force_words_ids"] and settings["num_beams"] < 2:
         raise settings.error("force_words_ids", "needs beams", fix=Fix("pass {} or more", Setting("num_beams", 2)))
+    alternatives, most = sum(map(len, settings["force_words_ids"])), MOST_FORCED_ROWS // settings["num_beams"]
+    if alternatives > most:
+        problem = f"has {alternatives:,} words and alternatives for {settings['num_beams']:,} beams"
+        raise settings.error("force_words_ids", problem, fix=f"pass {most:,} or fewer, or fewer beams")
     if options.renormalize and options.samples_beams:
         fix = Fix("pass {}, or leave it out", Setting("renormalize_logits", False))
         raise settings.error("renormalize_logits", "does not go with do_sample and beams", fix=fix)

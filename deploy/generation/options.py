@@ -191,6 +191,12 @@ class GenerationOptions:
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
     @property
+    def alternatives(self) -> int:
+        """The most alternatives of tokens that the search holds."""
+        alternatives = 0 if self.scoring is None else self.scoring.alternatives
+        return alternatives * self.num_beams * (self.max_length - self.beginning)
+
+    @property
     def rows_asked(self) -> str:
         """The setting that asks for M rows, as errors show it."""
         several = self.sampling is not None and not self.samples_beams

@@ -21,7 +21,7 @@ from tightbeam.deploy.generation.layers import CHECKPOINT, Layer, caller_layers
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.sampling import Sampling
-from tightbeam.deploy.generation.scoring import read_scoring
+from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES, read_scoring
 from tightbeam.deploy.generation.settings import Settings
 from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
 from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
@@ -204,7 +204,7 @@ class ResolvedSettings:
         if abs(search.length_penalty) * math.log2(max_length) > LARGEST_EXPONENT:
             problem = "leaves the range of float32 at the longest length"
             raise settings.error("length_penalty", problem, fix="pass one nearer to 0")
-        return replace(
+        options = replace(
             search,
             prompt=prompt,
             beginning=beginning,
@@ -213,6 +213,19 @@ class ResolvedSettings:
             min_length=_min_length(settings, beginning),
             limited_by="max_new_tokens" if "max_new_tokens" in settings else "max_length" if longest else "",
         )
+        _check_alternatives(settings, options)
+        return options
+
+
+def _check_alternatives(settings: Settings, options: GenerationOptions) -> None:
+    """Raise GenerationError if a search would hold too many alternatives."""
+    if options.alternatives <= MOST_ALTERNATIVES:
+        return
+    new, beams = options.max_length - options.beginning, options.num_beams
+    problem = f"for {new:,} new tokens of {beams:,} sequences is more than {MOST_ALTERNATIVES:,} in all"
+    most = MOST_ALTERNATIVES // (new * beams)
+    fix = f"pass {most} or less, or fewer tokens" if most else "pass fewer tokens"
+    raise settings.error("return_alternatives", problem, fix=fix)
 
 
 def _search(settings: Settings, temperature: float) -> GenerationOptions:

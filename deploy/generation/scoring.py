@@ -11,7 +11,10 @@ from tightbeam.deploy.errors import Fix, Setting
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.settings import Settings
 
-__all__ = ["Scoring", "read_scoring"]
+__all__ = ["MOST_ALTERNATIVES", "Scoring", "read_scoring"]
+
+MOST_ALTERNATIVES = 1 << 22
+"""Bound on the alternatives that a search holds, of all new tokens of all beams. Each takes 12 bytes."""
 
 
 @dataclass(frozen=True)

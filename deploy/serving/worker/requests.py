@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
+from math import ceil
 from numbers import Real
 from typing import Any
 
@@ -15,6 +16,7 @@ from tightbeam.deploy.chat.messages import Messages, check_messages
 from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.generation.values import is_number
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
@@ -164,7 +166,19 @@ class RequestParser:
             except (InputError, GenerationError) as error:
                 raise (error.at(f"row {row}") if len(source) > 1 else error) from None
             parsed.rows.append(opened)
+        parts = sum(self._parts(row) for row in parsed.rows)
+        if options.alternatives * parts > MOST_ALTERNATIVES:
+            raise InputError(
+                f"return_alternatives for {parts:,} rows, pages and windows is more than {MOST_ALTERNATIVES:,} in all; "
+                "pass less, or fewer inputs or tokens"
+            )
         return parsed
+
+    def _parts(self, row: OpenInput) -> int:
+        """Return about how many samples a row has; a recording with timestamps makes its windows one by one."""
+        log_mel = self._model.log_mel
+        windows = 1 if log_mel is None else ceil(row.result.seconds / log_mel.chunk_s)
+        return max(len(row.samples) + row.unread, windows)
 
     def _file(self, row: int, content: bytes | Array, parameters: str, before_s: float) -> OpenInput:
         """Read an image, or a recording that ``before_s`` seconds of others precede. Raises InputError."""

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from support.checkpoints.families import WHISPER_GENERATION
-from support.options import BASE, resolve
+from support.options import BASE, resolve, resolve_options
 from support.refusals import Refused, refusal_of
 from tightbeam.deploy.errors import CallerError, GenerationError, short_repr
 from tightbeam.deploy.generation.fields import FIELDS
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.deploy.generation.values import MOST_ALTERNATIVES, MOST_FORCED_TOKENS, Integer
 
@@ -113,6 +114,29 @@ def test_forced_words_are_counted_before_they_are_read() -> None:
     ):
         with pytest.raises(GenerationError, match=problem):
             resolve(force_words_ids=words, **two_beams)
+
+
+def test_forced_words_are_bounded_by_the_beams() -> None:
+    words = [[[5 + n, 6] for n in range(4)]] * 1024
+    assert resolve(force_words_ids=words, num_beams=4)
+    with pytest.raises(
+        GenerationError, match="has 4,096 words and alternatives for 5 beams; pass 3,276 or fewer, or f"
+    ):
+        resolve(force_words_ids=words, num_beams=5)
+
+
+def test_alternatives_of_all_tokens_are_bounded() -> None:
+    """Each position of each beam holds so many."""
+
+    def run(**asked: int) -> GenerationOptions:
+        return resolve_options({**BASE, "max_length": 1024}, asked, vocab_size=5000, max_positions=2048)
+
+    assert run(return_alternatives=1024, num_beams=4).alternatives == 1024 * 4 * 1023
+    with pytest.raises(
+        GenerationError, match=r"for 1,023 new tokens of 5 sequences is more than 4,194,304 in all; pass"
+    ):
+        run(return_alternatives=1024, num_beams=5)
+    run(return_alternatives=1024, num_beams=5, max_new_tokens=20)
 
 
 @pytest.mark.parametrize("word", [[[5, 6], [7], [5, 6, 9]], [[5, 6], [7], [5, 6]], [[7, 8], [7]]])

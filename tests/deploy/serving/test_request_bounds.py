@@ -100,3 +100,12 @@ def test_rows_of_a_request_are_bounded_by_a_setting_of_the_server(bart: Runner, 
     assert len(parser.parse(request_of(1, *[row] * 3)).rows) == 3
     with pytest.raises(InputError, match="has 4 rows, expected 3 at most; send the others in another request"):
         parser.parse(request_of(1, *[row] * 4))
+
+
+def test_alternatives_of_a_request_are_bounded(bart: Runner) -> None:
+    parser = RequestParser(bart.model, 40)
+    asked = {"return_alternatives": 90, "num_beams": 8, "max_new_tokens": 40}
+    assert len(parser.parse(text_request(1, *["a"] * 145, **asked)).rows) == 145
+    many = text_request(1, *["a"] * 146, **asked)
+    with pytest.raises(InputError, match="for 146 rows, pages and windows is more than 4,194,304 in all; pass less"):
+        parser.parse(many)
