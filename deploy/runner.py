@@ -63,7 +63,7 @@ from tightbeam.deploy.scheduling.scheduler import Scheduler
 from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.search.callbacks import check_callback
 from tightbeam.deploy.text.rows import beginnings_of
-from tightbeam.deploy.text.token_ids import as_array, finite_float32
+from tightbeam.deploy.text.token_ids import as_array
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 from tightbeam.deploy.text.truncation import Side, Truncation
 
@@ -434,14 +434,10 @@ class Runner:
         Parameters
         ----------
         texts : sequence of str or of messages
-            Sources of an encoder-decoder model, or prompts of a decoder-only model; or conversations, as for `chat`.
         truncate : bool or str
-            Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
-            a decoder-only model and else at the end; or "left" or "right".
         batch_size : int
-            The most texts that run together.
         **settings
-            Arguments of ``model.generate``, ``return_token_scores`` and ``return_alternatives`` among them.
+            The arguments of `generate_text`, ``return_token_scores`` and ``return_alternatives`` among the settings.
 
         Returns
         -------
@@ -533,8 +529,7 @@ class Runner:
             A source of an encoder-decoder model, or a prompt of a decoder-only model; the messages of a conversation,
             as for `chat`; or token ids.
         truncate : bool or str
-            Cut a text that is longer than the model's positions, which is an error otherwise: True at the beginning for
-            a decoder-only model and else at the end; or "left" or "right".
+            As in `generate_text`.
         kept : KeptPrompt, optional
             The earlier turns of this conversation, as for `chat`.
         **settings
@@ -653,14 +648,7 @@ class Runner:
         log_mel = self.model.require_windows()
         if attention_mask is not None and not options.aligned:
             raise InputError(f"attention_mask of windows is read with {TIMES}=True alone; leave it out")
-        features = as_array("input_features", input_features)
-        mels, frames = log_mel.mels, log_mel.frames
-        if features.ndim != 3 or features.shape[1:] != (mels, frames) or not len(features):
-            raise InputError(
-                f"input_features is {list(features.shape)}, expected [B, {mels}, {frames}]; "
-                "make them with Runner.log_mel.features"
-            )
-        features = finite_float32("input_features", features)
+        features = log_mel.checked(input_features)
         own_frames = check_frames(attention_mask, *features.shape[::2])
         mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
         found = self._generate(samples_of_features(features, mask, options), callback)
@@ -675,7 +663,8 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of sound or video files, contents of such files, or samples in -1..1 at the model's rate.
+            Names of sound or video files, contents of such files, or samples in -1..1 at the model's rate, such as
+            ``log_mel.sampling_rate_hz``.
         batch_size : int
             The most windows that run together.
         **settings
@@ -708,11 +697,9 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Recordings, as in `transcribe`.
         batch_size : int
-            The most windows that run together.
         **settings
-            Arguments of ``model.generate``, by the same names, Whisper's among them.
+            The arguments of `transcribe`.
 
         Returns
         -------
@@ -737,12 +724,9 @@ class Runner:
         Parameters
         ----------
         recordings : sequence of str, path, bytes or float array [n]
-            Names of sound or video files, contents of such files, or samples in -1..1 at the model's rate,
-            ``log_mel.sampling_rate_hz``.
         batch_size : int
-            The most windows that run together.
         **settings
-            Arguments of ``model.generate``, by the same names, Whisper's among them.
+            The arguments of `transcribe`.
 
         Returns
         -------
@@ -752,12 +736,8 @@ class Runner:
 
         Raises
         ------
-        GenerationError
-            A setting is unknown, not supported, or impossible for this model.
-        InputError
-            A recording cannot be read as audio; the message names its file.
-        BundleError
-            The runtime failed.
+        GenerationError, InputError, BundleError
+            The errors of `transcribe`.
         """
         settings = self._with_timestamps(self.model.settings.without_effect(settings))
         return [each.result.segments or [] for each in self._transcribed(recordings, batch_size, settings)]

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.settings_file import read_settings
-from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
 __all__ = ["LogMel"]
 
@@ -118,6 +119,31 @@ class LogMel:
         padded[: len(samples)] = samples
         logs = self.logs(np.pad(padded, self.window // 2, mode="reflect"), self.frames)
         return np.ascontiguousarray(self.scaled(logs, float(logs.max())).T)
+
+    def checked(self, features: Any) -> Array:
+        """Check a batch of features as ``model.generate`` takes it.
+
+        Parameters
+        ----------
+        features : float32 [B, mels, frames]
+            Features of whole windows, as `features` makes them.
+
+        Returns
+        -------
+        float32 [B, mels, frames]
+
+        Raises
+        ------
+        InputError
+            A shape, type or value is wrong.
+        """
+        batch = as_array("input_features", features)
+        if batch.ndim != 3 or batch.shape[1:] != (self.mels, self.frames) or not len(batch):
+            raise InputError(
+                f"input_features is {list(batch.shape)}, expected [B, {self.mels}, {self.frames}]; "
+                "make them with Runner.log_mel.features"
+            )
+        return finite_float32("input_features", batch)
 
     def logs(self, samples: Array, count: int) -> npt.NDArray[np.float32]:
         """Compute the decimal logarithms of the powers of frames.

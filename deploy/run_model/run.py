@@ -499,6 +499,10 @@ class _Run:
         run, runner, model = self._run, self._runner, self._runner.model
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
+        how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
+        if not (runner.is_speech or runner.reads_images):
+            run_all = stream_lines if run.stream else run_lines
+            return run_all(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
         names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
         files: Iterable[Any] = names if run.line_format.field is None else file_lines(names, run.line_format.field)
         if run.live is not None:
@@ -506,20 +510,16 @@ class _Run:
             files = [run.live]
         elif run.raw is not None:
             files = (SoundSource(name, run.raw) if isinstance(name, str) else name for name in files)
-        how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
-        if runner.has_windows:
-            how |= {
-                "stream": run.stream and run.subtitles is None,
-                "on_transcribed": lambda seconds: self._on_transcribed(seconds),
-                "on_read": lambda seconds: self._on_read(seconds),
-            }
-            windows = run_windows(model, files, **how)
-            return (each.result if isinstance(each, OpenInput) else each for each in windows)
-        if runner.is_speech or runner.reads_images:
+        if not runner.has_windows:
             done = (run_recordings if runner.is_speech else run_images)(model, files, **how)
             return (each.result for each in done)
-        run_all = stream_lines if run.stream else run_lines
-        return run_all(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
+        how |= {
+            "stream": run.stream and run.subtitles is None,
+            "on_transcribed": lambda seconds: self._on_transcribed(seconds),
+            "on_read": lambda seconds: self._on_read(seconds),
+        }
+        windows = run_windows(model, files, **how)
+        return (each.result if isinstance(each, OpenInput) else each for each in windows)
 
     def _report(self, result: InputResult, place: str) -> None:
         """Print the error of a result, or its notes."""
