@@ -202,10 +202,27 @@ def run_model(
         bool,
         typer.Option(
             "--document",
-            help="Read each file as one input, in place of one input a line. A decoder-only model gets its line breaks "
-            "as they are, to the last; for other models the lines are joined by spaces.",
+            help="Read each file as one input, in place of one input a line. A translator translates its sentences, "
+            "and the document keeps its structure. A decoder-only model gets its line breaks as they are, to the last; "
+            "for other models the lines are joined by spaces.",
         ),
     ] = False,
+    document_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Format of the documents of --document, for translators: text, for example; by default that of the "
+            "ending of each file's name.",
+        ),
+    ] = None,
+    glossary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Terms whose translation is forced in documents: a term and its translation in each line, with a tab "
+            "or a comma between them and | between forms; with --document and a translator.",
+        ),
+    ] = None,
     prompt_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Read FILE as the one input, exactly as it is; - is standard input."),
@@ -589,6 +606,8 @@ def run_model(
                     ),
                     document=document or prompt_file is not None,
                     prompt=prompt,
+                    document_format=document_format,
+                    glossary=glossary,
                     settings=given,
                     batch_size=batch_size,
                     max_rows=max_rows,
@@ -675,6 +694,8 @@ def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
         raise InputError("--stream is not for --ray, which writes whole results; leave one out")
     if options["resume"] is not None or options["force"] or options["document"]:
         raise InputError("--resume, --force and --document are not for --ray; leave them out")
+    if (options["document_format"], options["glossary"]) != (None, None):
+        raise InputError("--document-format and --glossary are for --document, which is not for --ray; leave them out")
     if options["escapes"] or options["prompt"] is not None or options["prompt_file"] is not None:
         raise InputError("--escapes, --prompt and --prompt-file are not for --ray; leave them out, and pass files")
     if options["json_input"] is not None and options["text_field"] is not None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TextIO
 
 from tightbeam.deploy.bundle.operators import operators_note
@@ -97,6 +97,10 @@ class FileRun(RunOptions):
     stream : bool
         Write each text in pieces, as soon as no later token can change them, or subtitles as the windows of a recording
         are done.
+    document_format : str or None
+        The format of documents; None for that of each file's ending.
+    glossary : str or None
+        File of terms whose translation is forced in documents.
     """
 
     output: str
@@ -115,6 +119,8 @@ class FileRun(RunOptions):
     max_words: int | None = None
     stream: bool = False
     prompt: str | None = None
+    document_format: str | None = None
+    glossary: str | None = None
 
     @property
     def target(self) -> str:
@@ -165,6 +171,16 @@ def _run(run: FileRun) -> int:
     start = time.perf_counter()
     runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     load_seconds = time.perf_counter() - start
+    lines = run.line_format
+    if document and not (lines.exact or lines.ids or lines.field):
+        from tightbeam.deploy.run_model.documents import DocumentRun, is_translator, run_documents
+
+        if is_translator(runner.model):
+            _check_documents(run)
+            own = DocumentRun(**{each.name: getattr(run, each.name) for each in fields(DocumentRun)})
+            return run_documents(own, runner, files, load_seconds)
+    if (run.glossary, run.document_format) != (None, None):
+        raise InputError("--glossary and --document-format are for --document with a translator; leave them out")
     if run.prompt is not None and not runner.manifest.reads_text:
         run = replace(run, settings=with_source({**run.settings, "prompt": run.prompt}, COMMAND_LINE))
     elif run.prompt is not None:
@@ -187,6 +203,13 @@ def _check(run: FileRun) -> None:
             raise InputError("--resume needs whole results, and --stream writes pieces; leave one out")
     if run.resume is not None or not names_folder(run.output):
         check_output(run.target, run.force, run.sources, option=run.option)
+
+
+def _check_documents(run: FileRun) -> None:
+    """Raise InputError for options that the documents of a translator have no use for."""
+    for asked, name in ((run.stream, "--stream"), (run.resume, "--resume"), (run.line_format.truncate, "--truncate")):
+        if asked:
+            raise InputError(f"{name} is not for --document with a translator, which runs sentences; leave it out")
 
 
 def _is_typed(run: FileRun) -> bool:

@@ -1,0 +1,1 @@
+"""Documents: files of text whose structure stays while their texts are translated or summarised."""

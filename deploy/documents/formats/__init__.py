@@ -1,0 +1,1 @@
+"""The formats of documents, a file each, whose value ``FORMAT`` says what it reads."""

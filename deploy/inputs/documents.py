@@ -1,0 +1,187 @@
+"""Documents as inputs: each sentence is a sample, and the sentences of a document run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from tightbeam.deploy.documents.format import Format
+from tightbeam.deploy.documents.glossary import Glossary
+from tightbeam.deploy.documents.passages import Document
+from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translator, translation
+from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.layers import caller_layers, merged
+from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
+from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.inputs.run import finished, run_inputs
+from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.text.languages import likely_name
+
+__all__ = ["FORCING_BEAMS", "DocumentRunner", "TranslatedDocument", "is_translator"]
+
+FORCING_BEAMS = 4
+"""Beams of a sentence with forced words, if the settings ask for one beam."""
+TRANSLATORS = ("fsmt", "m2m_100", "marian", "mbart")
+"""Families whose models translate."""
+SPECIAL_TOKENS = 8
+"""More tokens than a tokenizer adds to a text. A text has no more others than bytes."""
+READ = 1 << 14
+"""Characters of a document by which its language is found."""
+
+
+@dataclass(frozen=True)
+class TranslatedDocument:
+    """A document in another language.
+
+    Attributes
+    ----------
+    data : bytes
+        Its content, in the format of the original.
+    reports : list of str
+        What did not come back as it was or could not be translated, each in one line with its place.
+    """
+
+    data: bytes
+    reports: list[str]
+
+
+def is_translator(model: Model) -> bool:
+    """True for a model whose checkpoint translates."""
+    about = model.manifest
+    return about.reads_text and (about.family in TRANSLATORS or bool(about.generation.get(LANGUAGES)))
+
+
+@dataclass
+class DocumentRunner:
+    """Translates documents with a model.
+
+    Attributes
+    ----------
+    model : Model
+        A model with an encoder and a tokenizer.
+    settings : mapping
+        Settings of ``model.generate``.
+    batch_size : int
+        The most sentences that run together.
+    max_rows : int or None
+        The most rows (sentences x beams) that run together.
+    glossary : Glossary or None
+    on_piece : function
+        Is called with the result of each piece of text, in order.
+    """
+
+    model: Model
+    settings: Mapping[str, Any]
+    batch_size: int = 8
+    max_rows: int | None = None
+    glossary: Glossary | None = None
+    on_piece: Callable[[InputResult], object] = lambda result: None
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.model.text.require_tokenizer()
+        beams = self.model.settings.options(self.settings).num_beams
+        if self.glossary is not None:
+            beams = max(beams, self.model.settings.options(self._forcing(((((0,),)),))).num_beams)
+        self._max_rows = self.max_rows or self.batch_size * beams
+        if beams > self._max_rows:
+            raise InputError(f"{beams} beams are more than the {self._max_rows} rows that run together; pass more rows")
+
+    def translate(self, data: bytes, kind: Format) -> TranslatedDocument:
+        """Translate a document.
+
+        Parameters
+        ----------
+        data
+            The content of its file.
+        kind
+            Its format.
+
+        Returns
+        -------
+        TranslatedDocument
+
+        Raises
+        ------
+        InputError
+            It cannot be read.
+        BundleError
+            The model failed in every sentence, or its weights are wrong.
+        """
+        document = kind.read(data)
+        settings = self._for_language(document)
+        how = Translator(self._language(settings), self._fits, self.glossary)
+        made = self._run(translation(document.passages, how), settings)
+        return TranslatedDocument(document.write(made.texts), made.reports)
+
+    def _run(self, rounds: Rounds, settings: Mapping[str, Any]) -> Translated:
+        """Run the pieces of each round together."""
+        try:
+            pieces = next(rounds)
+            while True:
+                pieces = rounds.send(self._results(pieces, settings))
+        except StopIteration as end:
+            made: Translated = end.value
+            return made
+
+    def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[str | ValueError]:
+        inputs = (self._input(piece, settings) for piece in pieces)
+        found: list[str | ValueError] = []
+        for done in finished(run_inputs(self.model, inputs, max_rows=self._max_rows)):
+            self.on_piece(done.result)
+            found.append(done.failure or (done.result.texts or [""])[0])
+        return found
+
+    def _input(self, piece: Piece, settings: Mapping[str, Any]) -> OpenInput:
+        result = InputResult(next(self._numbers))
+        own = self._forcing(piece.forced, settings) if piece.forced else settings
+        try:
+            tokens, _ = self.model.text.encode(piece.text, **own)
+            return OpenInput(result, [self.model.sample(result.number, tokens, own)])
+        except (InputError, GenerationError) as error:
+            return OpenInput(result, [], error)
+
+    def _forcing(self, words: object, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return settings with forced words, and with beams if nobody asked for a number of them."""
+        given = self.settings if settings is None else settings
+        own = {**given, "force_words_ids": words}
+        asked = [layer for layer in caller_layers(given) if layer.asked and layer.values.get("num_beams") is not None]
+        if not asked and self.model.settings.options(given).num_beams == 1:
+            own["num_beams"] = FORCING_BEAMS
+        return own
+
+    def _fits(self, text: str) -> bool:
+        most = self.model.manifest.sizes.max_source
+        if len(text.encode(errors="replace")) + SPECIAL_TOKENS <= most:
+            return True
+        return len(self.model.text.require_tokenizer().encode(text)) <= most
+
+    def _for_language(self, document: Document) -> Mapping[str, Any]:
+        """Return the settings, with the language of the whole document if it is to be found."""
+        names = self.model.manifest.generation.get(LANGUAGES)
+        if not names or _asked_language(self.settings) != AUTO:
+            return self.settings
+        text, size = [], 0
+        for passage in document.passages:
+            text.append(passage.text)
+            size += len(passage.text)
+            if size > READ:
+                break
+        return {**self.settings, SOURCE: likely_name("\n".join(text), names)}
+
+    def _language(self, settings: Mapping[str, Any]) -> str:
+        """Return the code of the texts' language, as the rules of sentences know it."""
+        name = str(_asked_language(settings) or self.model.manifest.model.rpartition("opus-mt-")[2].split("-")[0])
+        try:
+            import langcodes
+
+            return langcodes.standardize_tag(name.strip("_").replace("_", "-"), macro=True).split("-")[0]
+        except (ImportError, ValueError):
+            return "en"
+
+
+def _asked_language(settings: Mapping[str, Any]) -> object:
+    return merged(caller_layers(settings)).get(SOURCE)

@@ -1,0 +1,183 @@
+"""`run-model --document` with a translator: each file keeps its format, and its text is translated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightbeam.deploy.bundle.atomic_file import write_file
+from tightbeam.deploy.console import say
+from tightbeam.deploy.documents.format import Format
+from tightbeam.deploy.documents.glossary import MOST_BYTES as MOST_GLOSSARY_BYTES
+from tightbeam.deploy.documents.glossary import Glossary, read_glossary
+from tightbeam.deploy.documents.known_formats import format_of
+from tightbeam.deploy.errors import BundleError, DeviceError, InputError, open_fault
+from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, is_translator
+from tightbeam.deploy.inputs.files.regular import not_regular
+from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.run_model.input_files import STDIN
+from tightbeam.deploy.run_model.options import RunOptions
+from tightbeam.deploy.run_model.output_file import STDOUT
+from tightbeam.deploy.run_model.result_folder import names_folder
+from tightbeam.deploy.run_model.summary import RunSummary
+from tightbeam.deploy.runner import Runner
+
+__all__ = ["DocumentRun", "is_translator", "run_documents"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentRun(RunOptions):
+    """A run of documents that the command line asks for.
+
+    Attributes
+    ----------
+    output : str
+        The file of one document, or the folder of several; "-" is standard output.
+    force : bool
+        Replace files.
+    settings : mapping
+        Settings of ``model.generate``.
+    batch_size, max_rows : int or None
+        The most sentences, or rows, that run together.
+    document_format : str or None
+        The format of all documents; None for that of each file's ending.
+    glossary : str or None
+        File of terms whose translation is forced.
+    """
+
+    output: str
+    force: bool
+    settings: Mapping[str, Any]
+    batch_size: int | None
+    max_rows: int | None
+    document_format: str | None
+    glossary: str | None
+
+
+def run_documents(run: DocumentRun, runner: Runner, contents: Iterable[bytes], load_seconds: float) -> int:
+    """Translate each file of a run, and write it in its format.
+
+    Parameters
+    ----------
+    run
+        The run, whose sources are documents.
+    runner
+        A translator.
+    contents
+        The content of each document.
+    load_seconds
+        Seconds that loading the model took.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or 1 if a document could not be translated.
+
+    Raises
+    ------
+    BundleError, GenerationError, InputError
+        Nothing can be run.
+    """
+    kinds = [format_of("" if source == STDIN else source, run.document_format) for source in run.sources]
+    outputs = _outputs(run, kinds)
+    summary = RunSummary("document", load_seconds)
+
+    def on_piece(result: InputResult) -> None:
+        summary.tokens += result.new_tokens
+        summary.by_default_length |= result.by_default_length
+
+    glossary = None if run.glossary is None else _glossary(runner, run.glossary)
+    documents = DocumentRunner(runner.model, run.settings, run.batch_size or 8, run.max_rows, glossary, on_piece)
+    every = zip(run.sources, kinds, outputs, contents, strict=True)
+    for number, (source, kind, output, data) in enumerate(every, start=1):
+        shown = "standard input" if source == STDIN else source
+        several = {"file": shown} if len(run.sources) > 1 else {}
+        try:
+            made = documents.translate(data, kind)
+            runner.wait_for_weights()
+        except DeviceError:
+            raise
+        except (BundleError, InputError) as error:
+            say(f"error: {shown}: {error}")
+            summary.failed += 1
+            if run.json_lines:
+                _write_line(output, {**several, "line": number, "error": str(error)})
+            continue
+        summary.inputs += 1
+        if not run.quiet:
+            for report in made.reports:
+                say(f"note: {shown}, {report}")
+        if run.json_lines:
+            text = {} if kind.binary else {"text": made.data.decode("utf-8-sig", "replace")}
+            _write_line(output, {**several, "line": number, **text, "reports": made.reports})
+        else:
+            _write(output, made)
+    if not run.quiet:
+        for note in summary.notes():
+            say(f"note: {note}")
+        say(summary.text())
+    return 1 if summary.failed else 0
+
+
+def _outputs(run: DocumentRun, kinds: Sequence[Format]) -> list[str]:
+    """Return the file that each document is written to. Raises InputError."""
+    if run.json_lines:
+        if any(kind.binary for kind in kinds):
+            raise InputError("--json holds text, and a document is not text; leave --json out, and pass --output")
+        if names_folder(run.output):
+            raise InputError("--json is one file of results; pass --output the name of a file")
+        if run.output != STDOUT:
+            Path(run.output).write_bytes(b"")
+        return [run.output] * len(kinds)
+    if not names_folder(run.output):
+        if len(kinds) > 1:
+            raise InputError("several documents are several files; pass --output FOLDER/ (or --json)")
+        if run.output == STDOUT and kinds[0].binary and sys.stdout.isatty():
+            raise InputError(f"a {kinds[0].name} document is not text; pass --output FILE")
+        return [run.output]
+    found = []
+    for source in run.sources:
+        if source == STDIN:
+            raise InputError("standard input has no name for a file in a folder; pass --output FILE")
+        found.append(str(Path(run.output) / Path(source).name))
+    for place, path in enumerate(found):
+        if path in found[:place]:
+            raise InputError(f"two documents would be written to {path}; run one of them with another --output")
+        if Path(path).exists() and (not run.force or Path(path).samefile(run.sources[place])):
+            raise InputError(f"{path} exists; pass --force to replace a result, or another --output")
+    return found
+
+
+def _glossary(runner: Runner, name: str) -> Glossary:
+    codec = runner.model.text.require_tokenizer()
+    try:
+        if kind := not_regular(name):
+            raise InputError(f"{name} is {kind}; pass a file of terms")
+        with open(name, "rb") as file:
+            data = file.read(MOST_GLOSSARY_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{open_fault(name, error)}; pass --glossary a file of terms") from None
+    return read_glossary(data, name, codec.encode_output, codec.decode)
+
+
+def _write(output: str, made: TranslatedDocument) -> None:
+    if output == STDOUT:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(made.data)
+        sys.stdout.buffer.flush()
+        return
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    write_file(Path(output), [made.data])
+
+
+def _write_line(output: str, record: dict[str, object]) -> None:
+    line = json.dumps(record, ensure_ascii=False)
+    if output == STDOUT:
+        print(line, flush=True)
+        return
+    with open(output, "a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        file.write(f"{line}\n")

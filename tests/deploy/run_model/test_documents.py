@@ -1,0 +1,79 @@
+"""run-model --document with a translator: documents in, documents out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.bundles.cache import BundleCache
+from support.commands import SHORT, Command, caller
+from tightbeam.deploy import Runner
+from tightbeam.deploy.inputs import documents
+
+SOURCE = "  - A small town.\n\n\tGo to https://a.org/b now, {name}. Then a town.\n"
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.setattr(documents, "TRANSLATORS", ("bart",))
+    return caller(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def bart(bundles: BundleCache) -> Path:
+    return bundles("el", tokenizer=True)
+
+
+@pytest.fixture
+def letter(tmp_path: Path) -> Path:
+    file = tmp_path / "letter.txt"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_a_document_keeps_its_layout_and_its_literals(call: Command, bart: Path, letter: Path) -> None:
+    done = call(bart, "--document", letter, *SHORT).succeeded()
+    runner = Runner.load(bart, threads=1)
+    item, go, last = (
+        " ".join(text.split())
+        for text in runner.generate_text(["A small town.", "Go to", "Then a town."], max_new_tokens=5)
+    )
+    assert done.out.startswith(f"  - {item}\n\n\t{go} https://a.org/b ")
+    assert done.out.endswith(f"{{name}}. {last}\n")
+    assert call(bart, "--document", "-", *SHORT, stdin=SOURCE.encode()).succeeded().out == done.out
+
+
+def test_documents_are_files_of_a_folder(call: Command, bart: Path, letter: Path, tmp_path: Path) -> None:
+    other, broken = tmp_path / "other.txt", tmp_path / "broken.txt"
+    other.write_text("A town.\n\n")
+    broken.write_bytes(b"a\xff")
+    folder = f"{tmp_path / 'out'}/"
+    call(bart, "--document", letter, broken, other, "-o", folder, *SHORT).failed("broken.txt", "byte 1 is 0xff")
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["letter.txt", "other.txt"]
+    assert (Path(folder) / "other.txt").read_text().endswith("\n\n")
+    call(bart, "--document", other, "-o", folder, *SHORT).failed("other.txt exists", "--force")
+    call(bart, "--document", other, letter, *SHORT).failed("--output FOLDER/")
+    (record, error) = call(bart, "--document", other, broken, "--json", "-q", *SHORT).records
+    assert (record["line"], record["reports"], error["line"]) == (1, [], 2)
+    assert record["text"].endswith("\n\n") and "0xff" in error["error"]
+
+
+def test_terms_of_a_glossary_are_placed(call: Command, bart: Path, letter: Path, tmp_path: Path) -> None:
+    runner = Runner.load(bart, threads=1)
+    terms = tmp_path / "terms.csv"
+    terms.write_text("small town,lamp\nnothing,town\n")
+    made = call(bart, "--document", letter, "--glossary", terms, "--max-new-tokens", 30).succeeded()
+    assert "lamp" in made.out.splitlines()[0]
+    assert "lamp" not in runner.generate_text(["A small town."], max_new_tokens=30)[0]
+    call(bart, "--document", letter, "--glossary", terms, "--num-beams", 1, *SHORT).failed("force_words_ids", "beams")
+    terms.write_text("town\n")
+    call(bart, "--document", letter, "--glossary", terms, *SHORT).failed("line 1 of", "1 columns")
+    call(bart, "--document", letter, "--glossary", tmp_path / "no.csv", *SHORT).failed("there is no file")
+
+
+def test_options_that_documents_do_not_have(call: Command, bart: Path, letter: Path) -> None:
+    for options in (("--stream",), ("--truncate", "left"), ("--resume", "out.txt")):
+        call(bart, "--document", letter, *options).failed(options[0], "leave it out")
+    call(bart, letter, "--glossary", letter).failed("--document")
+    call(bart, "--document", letter, "--document-format", "papyrus").failed("papyrus", "text")
