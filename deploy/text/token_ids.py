@@ -47,6 +47,8 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     """
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence | np.ndarray):
         raise InputError(f"the token ids are {type(tokens).__name__}, expected integers [N]; pass a list of them")
+    if len(tokens) > sizes.max_source:  # before any of them is looked at
+        raise InputError(f"{len(tokens)} token ids are more than {longest_source(sizes)}; shorten them")
     if wrong := other_than_integers(tokens):
         fix = "pass one text, not a list" if isinstance(wrong[0], str) else "pass a list of them"
         raise InputError(f"the token ids hold {type(wrong[0]).__name__}, expected integers [N]; {fix}")
@@ -55,8 +57,6 @@ def check_ids(tokens: Sequence[int], sizes: ModelSizes) -> None:
     outside = next((token for token in tokens if not 0 <= token < sizes.source_vocabulary), None)
     if outside is not None:
         raise InputError(f"token id {outside} is outside the vocabulary; expected 0 to {sizes.source_vocabulary - 1}")
-    if len(tokens) > sizes.max_source:
-        raise InputError(f"{len(tokens)} token ids are more than {longest_source(sizes)}; shorten them")
 
 
 def other_than_integers(values: Iterable[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.serving.served import skip_without_server
+from tools.soak.__main__ import growth_of
 from tools.soak.clients import Tally, _judged
 from tools.soak.requests import Ask, hostile_request
 
@@ -56,3 +57,15 @@ def test_nothing_is_lost_and_nothing_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.soak", "--minutes", "2", "--seed", "11", "--output", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "expected"),
+    [
+        ([100] * 6, 0.0),
+        ([100, 101, 150, 100, 101, 100], 0.0),  # what the last requests left
+        ([100, 102, 104, 106, 108, 110], 10 / 105),  # a leak
+    ],
+)
+def test_growth_is_what_all_measurements_show(megabytes: list[int], expected: float) -> None:
+    assert growth_of([each * 10**6 for each in megabytes]) == pytest.approx(expected, abs=0.003)

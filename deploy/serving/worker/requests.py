@@ -154,7 +154,8 @@ class RequestParser:
                     result = InputResult(row, cut=cut, cut_side=side)
                     opened = OpenInput(result, [self._sample(tokens, own, request, row)])
                 elif name == INPUT_IDS:
-                    ids = value[: lengths[row]].tolist()
+                    given = value[: lengths[row]]
+                    ids = given if len(given) > model.manifest.sizes.max_source else given.tolist()
                     model.text.check_ids(ids)
                     check_without_text(settings)
                     opened = OpenInput(InputResult(row), [self._sample(ids, settings, request, row)])
@@ -313,11 +314,11 @@ def _lengths(inputs: Mapping[str, Array], name: str, source: Array) -> list[int]
         return [source.shape[1]] * len(source)
     if name not in (INPUT_IDS, AUDIO):
         raise InputError(f"{LENGTHS} is for {INPUT_IDS} and {AUDIO}; leave it out")
-    lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
-    if len(lengths) != len(source):
+    if inputs[LENGTHS].size != len(source):
         raise InputError(
-            f"{LENGTHS} has {len(lengths)} numbers, expected {len(source)}; pass one for each row of {name}"
+            f"{LENGTHS} has {inputs[LENGTHS].size} numbers, expected {len(source)}; pass one for each row of {name}"
         )
+    lengths: list[int] = inputs[LENGTHS].reshape(-1).tolist()
     wrong = next((length for length in lengths if not 1 <= length <= source.shape[1]), None)
     if wrong is not None:
         raise InputError(

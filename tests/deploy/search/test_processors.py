@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -198,3 +199,20 @@ def test_banned_words_are_looked_up_by_the_last_tokens_of_each_row() -> None:
     for row, tokens in zip(history.reshape(-1, 9).tolist(), found.reshape(-1, found.shape[2]).tolist(), strict=True):
         expected = {word[-1] for word in words if tuple(row[10 - len(word) :]) == word[:-1]}
         assert set(tokens) - {-1} == expected
+
+
+def test_a_step_costs_the_same_with_few_banned_words_and_many() -> None:
+    generator = np.random.default_rng(0)
+    history = generator.integers(0, 1000, (2, 4, 9))
+
+    def calls(count: int) -> int:
+        words = Words({tuple(row) for row in generator.integers(0, 1000, (count, 3)).tolist()})
+        made = []
+        sys.setprofile(lambda frame, event, argument: made.append(event))
+        try:
+            words.after(history)
+        finally:
+            sys.setprofile(None)
+        return len(made)
+
+    assert calls(50_000) <= calls(50) + 8 * 9

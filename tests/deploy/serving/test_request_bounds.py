@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -109,3 +110,14 @@ def test_alternatives_of_a_request_are_bounded(bart: Runner) -> None:
     many = text_request(1, *["a"] * 146, **asked)
     with pytest.raises(InputError, match="for 146 rows, pages and windows is more than 4,194,304 in all; pass less"):
         parser.parse(many)
+
+
+def test_a_row_of_millions_of_ids_is_refused_before_they_are_read(bart: Runner) -> None:
+    """It would be read between two steps, and take 40 bytes an id."""
+    request = Request(1, {"INPUT_IDS": np.full((1, 4_000_000), 1 << 40, np.int64)}, "")
+    tracemalloc.start()
+    with pytest.raises(InputError, match="4000000 token ids are more than the model's 64 positions; shorten them"):
+        RequestParser(bart.model, 40).parse(request)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from support.inputs import read_features, transcribe
 from support.serving.triton_requests import alone, assert_same, audio_request, ids_request, run, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.serving.protocol.messages import Reading, Report, Request, Row
+from tightbeam.deploy.serving.worker.requests import QUICK_BYTES
 from tightbeam.deploy.serving.worker.running import RunningRequests
 from tightbeam.deploy.text.detokenizer import HALF
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec
@@ -410,3 +412,23 @@ def test_large_settings_of_strangers_are_not_kept(bart: Runner) -> None:
         assert held(range(40, 52)) < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_text_that_is_tokenized_for_long_holds_nobody_up(bart: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The neighbour is answered while it is tokenized."""
+    encode, answered, events = type(bart.model.text).encode, threading.Event(), list[Any]()
+
+    def slow(own: Any, source: Any, **settings: Any) -> Any:
+        if len(source) > QUICK_BYTES:
+            assert answered.wait(60)
+        return encode(own, source, **settings)
+
+    def cancelled() -> set[int]:
+        if any(isinstance(event, Row) for event in events):
+            answered.set()
+        return set()
+
+    monkeypatch.setattr(type(bart.model.text), "encode", slow)
+    long = text_request(0, "a town " * 700, truncate=True, max_new_tokens=2)
+    log = run(bart, [long, text_request(1, "a town", max_new_tokens=2)], cancelled=cancelled, seen=events)
+    assert [event.number for event in log.events if isinstance(event, Row)] == [1, 0]
