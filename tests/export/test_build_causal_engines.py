@@ -15,7 +15,7 @@ from support.bundles.causal_engines import CAUSAL
 from support.bundles.engines import check_builds, check_tokens_of_tensorrt_graphs
 from support.slow_cases import slow_unless
 
-LIKE_LLAMA = ("qwen2", "olmo2", "phi3", "gemma", "smollm3", "granite", "starcoder2")
+LIKE_LLAMA = ("qwen2", "olmo2", "phi3", "gemma", "smollm3", "granite", "starcoder2", "qwen3", "olmo")
 """Families whose graphs have the operators of Llama's, between other norms and activations."""
 
 

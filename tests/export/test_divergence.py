@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.checkpoints.families import CheckpointCache
+from support.checkpoints.families import ONE_LAYER, CheckpointCache
 from support.checkpoints.trained_weights import with_trained_weights
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
 from tightbeam.export import ExportError, export_model
@@ -163,7 +163,7 @@ def test_only_integers_have_a_budget() -> None:
 
 
 def test_a_bundle_holds_its_budget(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    folder = with_trained_weights(checkpoints.copy(tmp_path / "checkpoint", "llama"), ("tokens",))
+    folder = with_trained_weights(checkpoints.copy(tmp_path / "checkpoint", "llama", num_hidden_layers=1), ("tokens",))
     loose, tight = (
         export_model(folder, tmp_path / f"{budget}", precision="int8", max_divergence=budget, check=False).manifest
         for budget in (1.0, 1e-5)
@@ -178,7 +178,7 @@ def test_a_bundle_holds_its_budget(checkpoints: CheckpointCache, tmp_path: Path)
 
 
 def test_an_int8_cache_takes_its_share_of_the_budget(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    folder, cached = checkpoints("bart"), {"cache_precision": "int8", "check": False}
+    folder, cached = checkpoints("bart", **ONE_LAYER), {"cache_precision": "int8", "check": False}
     share = export_model(folder, tmp_path / "cache", **cached).manifest.cache_divergence  # type: ignore[arg-type]
     assert share is not None and share > 0
     with pytest.raises(ExportError, match=r"^the source cache in int8 moves [^\n]+, over the budget of [^\n]+; leave "):

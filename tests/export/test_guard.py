@@ -250,7 +250,7 @@ def test_calibration_texts(checkpoints: CheckpointCache, tmp_path: Path) -> None
     path = tmp_path / "texts.txt"
     path.write_text("the harbour bridge\n\n  \na small town by the river\n", encoding="utf-8")
     assert read_calibration(path) == ("the harbour bridge", "a small town by the river")
-    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True, vocab_size=300))
+    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True))
     cross, own = calibrate(checkpoint, read_calibration(path))
     assert len(cross) == len(own) == L
     assert {seen.query.shape[0] for seen in (*cross, *own)} == {2}
@@ -285,7 +285,7 @@ def test_unfit_texts_are_refused_before_minutes_of_work(checkpoints: CheckpointC
 def test_generations_of_the_comparison_are_used_for_the_same_texts(
     checkpoints: CheckpointCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True, vocab_size=300))
+    checkpoint = load_checkpoint(checkpoints("bart", tokenizer=True))
     texts = ("the harbour bridge", "a small town by the river")
     samples = calibration_samples(checkpoint, texts)
     generation = Generation({"num_beams": 1}, greedy(checkpoint, samples), None, None)

@@ -42,7 +42,7 @@ def test_the_command_prints_seven_lines(
     capsys: pytest.CaptureFixture[str],
     sampling: dict[str, Any],
 ) -> None:
-    folder = checkpoints("bart", tokenizer=True, vocab_size=300, generation={"do_sample": True, **sampling})
+    folder = checkpoints("bart", tokenizer=True, generation={"do_sample": True, **sampling})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["export-model", str(folder), "--output", "b", "--batch-size", "2"])
     with pytest.raises(SystemExit) as exit_:

@@ -77,7 +77,9 @@ def test_rows_without_numbers_have_no_scales() -> None:
 def test_an_export_in_int8_moves_scales(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = with_trained_weights(checkpoints.copy(tmp_path / "checkpoint", "llama"), ("outliers",))
+    folder = with_trained_weights(
+        checkpoints.copy(tmp_path / "checkpoint", "llama", num_hidden_layers=1), ("outliers",)
+    )
 
     def exported(name: str) -> tuple[int, float]:
         manifest = export_model(folder, tmp_path / name, precision="int8", check=False).manifest

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints.families import CheckpointCache
+from support.checkpoints.families import ONE_LAYER, CheckpointCache
 from support.checkpoints.trained_weights import with_trained_weights
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner
@@ -20,15 +20,16 @@ from tightbeam.graph_passes import PassError
 
 WIDE: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1},
-    "bart": {"d_model": 512, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 1},
-    "whisper": {"d_model": 512, "decoder_attention_heads": 4, "encoder_layers": 1, "decoder_layers": 1},
+    "bart": {"d_model": 512, "decoder_attention_heads": 4},
+    "whisper": {"d_model": 512, "decoder_attention_heads": 4},
 }
 MOST_INT8_ERROR = 0.12
 """Bound on the error of log-probabilities of random weights in int8: 2 to 6 % were measured."""
 
 
 def trained(checkpoints: CheckpointCache, folder: Path, family: str, *kinds: str, **config: Any) -> Path:
-    return with_trained_weights(checkpoints.copy(folder / "checkpoint", family, **config), kinds)
+    layers = {} if family == "llama" else ONE_LAYER
+    return with_trained_weights(checkpoints.copy(folder / "checkpoint", family, **{**layers, **config}), kinds)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def rewritten(canonical: ModelGraphs, plan: list[LayerPlan]) -> ModelGraphs:
 PLANS = [
     *[("gpt2", [kinds] * 2) for kinds in (*JOINED, ("kv-per-beam", "kv-reordered"))],
     *[("gpt_bigcode", [kinds] * 2) for kinds in (("kv", "kv"), ("states", "x"), ("kv-per-beam", "kv-reordered"))],
-    *[("olmo", [kinds] * 2) for kinds in itertools.product(("kv", "k"), repeat=2)],
+    *[(family, [kinds] * 2) for family in ("gpt_neox", "olmo") for kinds in itertools.product(("kv", "k"), repeat=2)],
     *[("qwen2", [kinds] * 2) for kinds in itertools.product(("kv", "k"), repeat=2)],
     ("qwen2", [("kv", "k"), ("k", "kv")]),
     *[(family, [kinds] * 2) for family in ("olmo2", "qwen3") for kinds in (("k", "kv"), ("kv", "k"), ("k", "k"))],
@@ -155,7 +155,7 @@ def test_plan_preserves_logits(
 
 
 def test_the_trace_holds_standard_operators_and_no_cache(known: Callable[[str], Any]) -> None:
-    for family in ("gpt2", "gpt_bigcode", "olmo", "qwen3"):
+    for family in ("gpt2", "gpt_bigcode", "gpt_neox", "gemma3_text"):
         canonical = known(family)[0]
         for graph, kind in ((canonical.encoder, "prompt"), (canonical.decoder, "self")):
             names = [node.name for node in graph.nodes if node.op == "Attention"]

@@ -19,7 +19,9 @@ from tightbeam.graph_passes.precision.quantize import quantize
 from tightbeam.graph_passes.precision.same_rows import same_rows
 
 
-@pytest.mark.parametrize(("family", "most"), [("bart", 52), ("t5", 42), ("whisper", 38), ("gpt2", 42)])
+@pytest.mark.parametrize(
+    ("family", "most"), [pytest.param("bart", 52, marks=pytest.mark.slow), ("t5", 42), ("whisper", 38), ("gpt2", 42)]
+)
 def test_the_same_bits_with_fewer_nodes(bundles: BundleCache, family: str, most: int, tmp_path: Path) -> None:
     shape = {"encoder_ffn_dim": 48} if family == "bart" else {}
     canonical = bundles.trace(family, **shape)[1]

@@ -229,12 +229,15 @@ def test_passes_report_the_bytes_they_save(canonical: ModelGraphs) -> None:
     assert search_head(canonical.copy()).bytes_saved(run_size) == 12 * sizes.vocabulary * 4 - 20 * 3 * 8
 
 
-def test_passes_report_why_they_match_nothing(bundles: BundleCache, canonical: ModelGraphs) -> None:
+def test_passes_report_why_they_match_nothing(canonical: ModelGraphs) -> None:
     graphs = canonical.copy()
     fold_biases(graphs)
     again = fold_biases(graphs)
     assert (again.matched, again.reason) == (0, "no key or value projection has a bias")
-    untied = bundles.trace("bart", tie_word_embeddings=False)[1].copy()
+    untied = canonical.copy()
+    for node in untied.decoder.nodes:
+        if node.op == "MatMul" and node.inputs[1].shape == (36, untied.sizes.vocabulary):
+            node.inputs[1] = gs.Constant("untied", node.inputs[1].values + 1)
     result = tie_embeddings(untied)
     assert result.matched == 0
     assert result.reason == "the logits' weight is the transpose of no embedding of the decoder"

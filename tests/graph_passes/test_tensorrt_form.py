@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.families import WHISPER_GENERATION
 from support.passes.precision_runs import logits_of, source_run, torch_logits
 from support.passes.runs import encoder_run
+from support.slow_cases import slow_unless
 from support.tolerance import assert_close
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.export.writing.graphs import read_graphs, write_graphs
@@ -40,9 +42,15 @@ def variant_of(bundles: BundleCache, family: str, variant: str) -> ModelGraphs:
     return graphs
 
 
-@pytest.mark.parametrize("variant", ["baseline", "dedup"])
 @pytest.mark.parametrize(
-    "family", ["bart", "t5", "whisper", "prophetnet", "gpt2", "llama", "gemma3_text", "mistral", "gpt_bigcode"]
+    ("family", "variant"),
+    slow_unless(
+        itertools.product(
+            ("bart", "t5", "whisper", "prophetnet", "gpt2", "llama", "gemma3_text", "mistral", "gpt_bigcode"),
+            ("baseline", "dedup"),
+        ),
+        lambda family, variant: variant == "dedup" or family in ("bart", "gpt2"),
+    ),
 )
 def test_attention_decomposed_is_as_exact(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
     """The families cover heads that share keys, windows, biases by distance and causal prompts."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.operators.cases import ATTENTION_CASES, MODULES, with_inputs, with_nan_query
-from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
+from support.operators.cuda_host import FLOATS, FLOATS_IN_TURN, ORDERS, GuardedMemory, HostLauncher
 from support.operators.kernel_results import check_result, rounded
 from support.operators.kernel_runs import GPU, run_kernels, run_on_host
 from tightbeam.plugins.ops._case import Array, Case
@@ -24,7 +24,7 @@ def source_case(name: str, V: int, **sizes: Any) -> Case:
     return case
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("multiprocessors", [1, 8, 60, 1000])
 @pytest.mark.parametrize("name", SOURCE_OPERATORS)
 def test_a_source_is_split_for_a_large_gpu(name: str, multiprocessors: int, dtype: str) -> None:
@@ -53,7 +53,7 @@ def test_little_shared_memory(dtype: str, kilobytes: int) -> None:
             check_result(name, case, dtype, run_on_host(name, case, dtype, gpu=gpu, order=order))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("multiprocessors", [1, 1000])
 @pytest.mark.parametrize("name", SOURCE_OPERATORS)
 def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessors: int) -> None:
@@ -66,7 +66,7 @@ def test_a_sample_without_source_positions(name: str, dtype: str, multiprocessor
     assert (found["lse"][:2] == -np.inf).all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("multiprocessors", [1, 1000])
 @pytest.mark.parametrize("name", ATTENTION_CASES)
 def test_a_query_of_nan_gives_nan(name: str, multiprocessors: int, dtype: str) -> None:
@@ -77,7 +77,7 @@ def test_a_query_of_nan_gives_nan(name: str, multiprocessors: int, dtype: str) -
     assert np.isnan(found["output"].astype(np.float32).reshape(24, -1)[0]).all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", SOURCE_OPERATORS)
 def test_outputs_without_lse(name: str, dtype: str) -> None:
     case = rounded(MODULES[name].cases()[1], dtype)
@@ -96,7 +96,7 @@ BEAM_CASES: dict[str, Case] = {
 CACHES = {"BeamAttention": ("key_cache", "value_cache"), "BeamLatentAttention": ("cache",)}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", BEAM_CASES)
 def test_cache_beyond_the_history_is_not_read(name: str, dtype: str) -> None:
     """The newest position may be read before or after another block writes it, so it must not come from the cache."""
@@ -109,7 +109,7 @@ def test_cache_beyond_the_history_is_not_read(name: str, dtype: str) -> None:
     np.testing.assert_array_equal(clean["output"], found["output"])
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", BEAM_CASES)
 def test_newest_position_through_ancestry(name: str, dtype: str) -> None:
     case = BEAM_CASES[name]
@@ -121,7 +121,7 @@ def test_newest_position_through_ancestry(name: str, dtype: str) -> None:
         check_result(name, case, dtype, run_on_host(name, case, dtype, order=order))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", BEAM_CASES)
 def test_positions_outside_a_window_are_not_read(name: str, dtype: str) -> None:
     case = rounded(BEAM_CASES[name], dtype)
@@ -167,7 +167,7 @@ def invalid_inputs(case: Case) -> dict[str, dict[str, Array | None]]:
     }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("invalid", invalid_inputs(BEAM_CASES["BeamAttention"]))
 @pytest.mark.parametrize("name", BEAM_CASES)
 def test_invalid_values_are_isolated_in_their_sample(name: str, invalid: str, dtype: str) -> None:

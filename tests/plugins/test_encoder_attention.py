@@ -28,7 +28,7 @@ needs_library = pytest.mark.skipif(LIBRARY is None, reason="the CPU library was 
 
 
 @pytest.mark.parametrize("library", [pytest.param(None, id="function"), pytest.param(LIBRARY, marks=needs_library)])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     B=st.integers(1, 3),
     N=st.integers(1, 150),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from support.operators.cases import GPU_MODULES, wide_cases
-from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory
+from support.operators.cuda_host import FLOATS, FLOATS_IN_TURN, ORDERS, GuardedMemory
 from support.operators.kernel_results import check_result, rounded
 from support.operators.kernel_runs import GPU, run_kernels, run_on_host, samples_of
 from support.operators.random_cases import LONG, SEED, fresh_case, repeatable
@@ -39,7 +39,7 @@ class NoLauncher:
         pass
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("index", ATTENTION, ids=[IDS[index] for index in ATTENTION])
 def test_attention_cases(index: int, dtype: str) -> None:
     """Each case runs in two orders of threads; together, the cases go through all orders."""
@@ -51,7 +51,7 @@ def test_attention_cases(index: int, dtype: str) -> None:
         check_result(name, case, dtype, run_on_host(name, case, dtype, gpu=gpu, order=order))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("index", SEARCH, ids=[IDS[index] for index in SEARCH])
 def test_search_cases(index: int, dtype: str) -> None:
     """Each case runs in two orders of threads, with scalars on the host and on the device, copied and in place.

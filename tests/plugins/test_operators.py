@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support.operators.cases import ATTENTION_CASES, with_nan_query
 from support.operators.runs import MODULES, check, model_of, outputs_of, run, session_of
+from support.slow_cases import slow_unless
 from support.tolerance import LUCK
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import OPERATORS, functions
@@ -48,7 +49,11 @@ def test_definition_and_kernel_on_every_case(name: str, case: Case, library: Pat
 
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize(
-    "name", ["SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention"]
+    ("name",),
+    slow_unless(
+        [("SourceAttention",), ("LatentAttention",), ("QuantizedSourceAttention",), ("QuantizedLatentAttention",)],
+        lambda name: name in ("SourceAttention", "QuantizedLatentAttention"),
+    ),
 )
 def test_without_the_optional_output(name: str, library: Path | None) -> None:
     for case in MODULES[name].cases():
@@ -56,7 +61,7 @@ def test_without_the_optional_output(name: str, library: Path | None) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(R=SIZES, T=st.integers(1, 24), vocabulary=st.integers(1, 4), n=st.integers(0, 26), seed=SEEDS)
 def test_ngram_block(library: Path | None, seed: int, **sizes: Any) -> None:
     case = MODULES["NGramBlock"].random_case(seed, **sizes)
@@ -64,7 +69,7 @@ def test_ngram_block(library: Path | None, seed: int, **sizes: Any) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     B=st.integers(1, 3),
     M=st.integers(1, 4),
@@ -98,7 +103,7 @@ SOURCE = {
 
 @pytest.mark.parametrize("library", WAYS)
 @pytest.mark.parametrize("name", ["SourceAttention", "QuantizedSourceAttention"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**SOURCE, V=st.integers(1, 40))
 def test_source_attention(library: Path | None, name: str, seed: int, G: int, shared: int, **sizes: Any) -> None:
     case = MODULES[name].random_case(seed, G=G, H=G * shared, **sizes)
@@ -108,7 +113,7 @@ def test_source_attention(library: Path | None, name: str, seed: int, G: int, sh
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**{**SOURCE, "shared": st.integers(1, 9), "K": st.integers(1, 150)})
 def test_quantized_latent_attention(library: Path | None, seed: int, G: int, shared: int, **sizes: Any) -> None:
     case = MODULES["QuantizedLatentAttention"].random_case(seed, G=G, H=G * shared, **sizes)
@@ -155,7 +160,7 @@ def test_small_weights_over_bytes_are_left_out(name: str, threshold: float) -> N
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**SOURCE, rotated=st.sampled_from([0.0, 0.5, 1.0]), scaled=st.booleans())
 def test_latent_attention(
     library: Path | None, seed: int, G: int, shared: int, K: int, rotated: float, **sizes: Any
@@ -212,7 +217,7 @@ def history_case(
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(V=st.integers(1, 20), **OPTIONS)  # type: ignore[arg-type]
 def test_beam_attention(library: Path | None, **sizes: Any) -> None:
     case = history_case("BeamAttention", **sizes)
@@ -220,7 +225,7 @@ def test_beam_attention(library: Path | None, **sizes: Any) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(**OPTIONS)  # type: ignore[arg-type]
 def test_beam_latent_attention(library: Path | None, **sizes: Any) -> None:
     case = history_case("BeamLatentAttention", **sizes)
@@ -346,7 +351,7 @@ def test_nodes_with_different_optional_inputs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     R=st.integers(1, 120),
     groups=st.sampled_from([1, 2, 6, 12, 30]),
@@ -363,7 +368,7 @@ def test_quantized_matmul(library: Path | None, seed: int, groups: int, blocks: 
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     R=st.integers(1, 60),
     blocks=st.integers(1, 20),
@@ -393,7 +398,7 @@ def test_rows_of_int4_products_give_the_same_bits_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     R=st.integers(1, 220),
     X=st.sampled_from([1, 3, 40, 255, 257, 600]),
@@ -444,7 +449,14 @@ def test_quantized_rows_give_the_same_bits_in_any_batch(library: Path | None) ->
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
-def test_quantized_operators_give_the_same_bits_on_every_instruction_set() -> None:
+@pytest.mark.parametrize(
+    "levels",
+    [
+        ("v4_vnni", "v3", "baseline"),
+        pytest.param(("v4_vnni", "v4", "v3_vnni", "v3", "baseline"), marks=pytest.mark.slow),
+    ],
+)
+def test_quantized_operators_give_the_same_bits_on_every_instruction_set(levels: tuple[str, ...]) -> None:
     program = """
 import hashlib
 from support.operators.cases import ATTENTION_CASES, with_nan_query
@@ -464,4 +476,4 @@ print(digest.hexdigest())
         command = [sys.executable, "-c", program]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert len({digest(level) for level in ("v4_vnni", "v4", "v3_vnni", "v3", "baseline")}) == 1
+    assert len({digest(level) for level in levels}) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.operators.cases import MODULES, with_inputs
-from support.operators.cuda_host import FLOATS, ORDERS
+from support.operators.cuda_host import FLOATS, FLOATS_IN_TURN, ORDERS
 from support.operators.kernel_results import check_result, rounded
 from support.operators.kernel_runs import run_on_host
 from tightbeam.plugins.ops._case import Array, Case
@@ -31,7 +31,7 @@ def assert_exact(found: dict[str, Array], case: Case) -> None:
         np.testing.assert_array_equal(result, exact[output], err_msg=output)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("penalty", [1.0, 1.5, 0.5])
 def test_beam_top_k_breaks_ties_by_beam_and_token(dtype: str, penalty: float) -> None:
     case = beam_top_k.random_case(
@@ -50,7 +50,7 @@ def test_beam_top_k_treats_signed_zeros_as_equal() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [4088, 4095, 4096, 4097, 8200, 12289])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_beam_top_k_at_the_edges_of_slices(dtype: str, vocabulary: int) -> None:
     case = rounded(beam_top_k.random_case(2, B=1, M=2, vocabulary=vocabulary, C=6, T=3, normalize=False), dtype)
     best = sorted({0, 7, 4080, 4087, vocabulary - 1, vocabulary // 2})
@@ -66,7 +66,7 @@ def test_beam_top_k_of_many_candidates(C: int) -> None:
     check_result("BeamTopK", case, "float32", run_top_k(case, "float32"))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("reverse", [False, True], ids=["rising", "falling"])
 def test_beam_top_k_of_sorted_logits(dtype: str, reverse: bool) -> None:
     """All of a row's best tokens belong to a few threads."""
@@ -78,7 +78,7 @@ def test_beam_top_k_of_sorted_logits(dtype: str, reverse: bool) -> None:
     check_result("BeamTopK", case, dtype, found)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
     """All 16 tokens of seven threads are above the best token of the eighth: no more fit into the list of keys."""
     case = beam_top_k.random_case(9, B=1, M=1, vocabulary=4096, C=8, T=2, normalize=False, levels=4)
@@ -91,7 +91,7 @@ def test_beam_top_k_when_few_threads_have_all_high_logits(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_beam_top_k_over_a_trie_breaks_ties_by_beam_and_token(dtype: str, penalty: float) -> None:
     """Children have equal scores. The lowest tokens follow if a sample has fewer than C children; node 11 has none."""
     sizes = {"B": 3, "M": 2, "vocabulary": 9001, "C": 40, "T": 50, "P": 3, "n": 1, "levels": 2}
@@ -159,7 +159,7 @@ INVALID_TRIES: dict[str, tuple[str, int, int]] = {
 
 
 @pytest.mark.parametrize("invalid", INVALID_TRIES)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, invalid: str) -> None:
     sizes = {"B": 3, "M": 2, "vocabulary": 70, "C": 4, "T": 6, "P": 2, "penalty": 1.2}
     good, bad = (beam_top_k.random_case(7, **sizes, nodes=[1, 2, 9, 9, 0, 3]) for _ in range(2))
@@ -175,7 +175,7 @@ def test_beam_top_k_isolates_a_sample_whose_node_is_wrong(dtype: str, invalid: s
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "log"])
 @pytest.mark.parametrize("invalid", INVALID)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_beam_top_k_isolates_an_invalid_sample(dtype: str, invalid: str, normalize: bool) -> None:
     good, bad = (
         beam_top_k.random_case(7, B=3, M=2, vocabulary=70, C=4, T=6, P=2, n=2, penalty=1.2, ids=20, normalize=normalize)
@@ -196,7 +196,7 @@ def test_beam_top_k_isolates_an_invalid_sample(dtype: str, invalid: str, normali
 # ---- scalars on the device
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("size", [-1, -(2**31), -(2**40), -(2**63)])
 def test_ngram_block_with_a_negative_size_on_the_device(size: int, dtype: str) -> None:
     case = rounded(ngram_block.random_case(3, R=3, T=20, vocabulary=300, n=2), dtype)
@@ -206,7 +206,7 @@ def test_ngram_block_with_a_negative_size_on_the_device(size: int, dtype: str) -
 
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "log"])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize(
     "wrong",
     [{"repetition_penalty": np.float32(value)} for value in (0.0, -0.0, -1.5, np.inf, -np.inf, np.nan)]
@@ -223,7 +223,7 @@ def test_beam_top_k_with_an_invalid_scalar_on_the_device(wrong: dict[str, Any], 
         assert (found["beams"] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_huge_ngram_sizes_on_the_device_block_nothing(dtype: str) -> None:
     case = rounded(beam_top_k.random_case(7, B=2, M=2, vocabulary=70, C=4, T=6, n=2**62), dtype)
     check_result("BeamTopK", case, dtype, run_on_host("BeamTopK", case, dtype))

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from support.operators.cases import GPU_MODULES, outputs_of
-from support.operators.cuda_host import FLOATS, ORDERS, GuardedMemory, HostLauncher
+from support.operators.cuda_host import FLOATS, FLOATS_IN_TURN, ORDERS, GuardedMemory, HostLauncher
 from support.operators.kernel_results import check_result, rounded
 from support.operators.kernel_runs import GPU, Ints, shapes_of, types_of
 from support.operators.plugin_runs import described, described_range, node_of, plugin_of, run_plugin
@@ -48,7 +48,7 @@ def on_host(name: str, case: Case, dtype: str, order: int = 0, in_place: bool = 
     return run_plugin(name, case, dtype, HostLauncher(GPU, order), GuardedMemory, in_place=in_place)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize(("name", "case"), CASES, ids=IDS)
 def test_enqueue_on_the_host(name: str, case: Case, dtype: str) -> None:
     case = rounded(case, dtype)
@@ -56,7 +56,7 @@ def test_enqueue_on_the_host(name: str, case: Case, dtype: str) -> None:
     check_result(name, case, dtype, on_host(name, case, dtype, order))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 def test_ngram_block_in_place(dtype: str) -> None:
     for case in (rounded(case, dtype) for case in GPU_MODULES["NGramBlock"].cases()):
         check_result("NGramBlock", case, dtype, on_host("NGramBlock", case, dtype, in_place=True))
@@ -161,7 +161,7 @@ def first_and_fullest(name: str) -> list[Case]:
     return [cases[0], max(cases, key=lambda case: len(case.inputs))]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", GPU_MODULES)
 def test_engine_of_one_node(tensorrt: TensorRT, name: str, dtype: str) -> None:
     """TensorRT finds the plugin and its output shapes and types, and stores all attributes of the node."""
@@ -194,7 +194,7 @@ def test_number_and_types_of_outputs(name: str) -> None:
     assert not plugin_errors
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", GPU_MODULES)
 def test_supported_types_and_formats(tensorrt: TensorRT, name: str, dtype: str) -> None:
     trt = tensorrt.trt
@@ -279,7 +279,7 @@ MOST = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS_IN_TURN)
 @pytest.mark.parametrize("name", MOST)
 def test_workspace_covers_all_smaller_shapes(name: str, dtype: str) -> None:
     types = types_of(name, dtype)

@@ -24,7 +24,7 @@ SIZES = st.integers(1, 9)
 
 
 @pytest.mark.parametrize("library", WAYS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     B=st.integers(1, 3),
     M=st.integers(1, 4),

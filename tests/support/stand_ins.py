@@ -22,8 +22,10 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "falcon": ("falcon",),  # with more than one key head: test_causal_shapes.py
     "mistral": ("gemma3_text",),  # a window
     "qwen2": ("gpt_neox",),  # a bias that is rotated with its keys
-    "olmo2": ("qwen3",),  # a norm before the rotation; over all heads: test_causal_shapes.py
-    "olmo3": ("gemma3_text", "qwen3"),  # norms after each branch, and a window in some layers
+    "qwen3": ("gemma3_text",),  # a norm of each head before the rotation
+    "olmo": ("gpt_neox",),  # layer norms; without weights, which are constants in the graph
+    "olmo2": ("gemma3_text",),  # a norm before the rotation; over all heads: test_causal_shapes.py
+    "olmo3": ("gemma3_text",),  # norms after each branch, and a window in some layers
     "phi3": (
         "gemma3_text",
         "gpt2",

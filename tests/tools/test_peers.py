@@ -52,6 +52,7 @@ def peers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return partial(caller(monkeypatch, capsys), entry=main)
 
 
+@pytest.mark.slow
 def test_workers_give_the_tokens_of_the_runner(
     bundles: BundleCache, checkpoints: CheckpointCache, tmp_path: Path
 ) -> None:

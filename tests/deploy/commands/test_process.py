@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import SENTENCES
 from support.commands import MODULE, SHORT, Done, process
+from support.slow_cases import slow_unless
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,13 @@ def entry(module: str) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("module", COMMANDS)
-@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize(
+    ("option", "module"),
+    slow_unless(
+        itertools.product(("--help", "--version"), COMMANDS),
+        lambda option, module: module == COMMANDS[0] or (option, module) == ("--help", COMMANDS[-1]),
+    ),
+)
 def test_full_disk_under_help_and_version(module: str, option: str) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([*entry(module), option], stdout=full, stderr=subprocess.PIPE, timeout=60)

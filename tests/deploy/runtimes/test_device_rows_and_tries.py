@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.references.generate_runs import batch
 from support.runtimes import session_in_memory, tensorrt_in_memory
 from support.runtimes.comparison import ROWS, TRIES, expect_close, rows_and_tries, some_trie
 from support.runtimes.cuda_in_memory import CudaInMemory, expect_nothing_left
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.engine_files import build_command
 from tightbeam.deploy.errors import EngineFileError, GenerationError
@@ -47,8 +49,13 @@ def test_whole_batches(bundles: BundleCache, device: str, variant: str) -> None:
     assert bool(made.cuda.launches) == (variant == "dedup")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["words", "rows", "beam scores", "beams", "draws"])
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    slow_unless(
+        itertools.product(("words", "rows", "beam scores", "beams", "draws"), DEVICES),
+        lambda kind, device: device == "tensorrt" or kind == "words",
+    ),
+)
 def test_samples_that_join(bundles: BundleCache, device: str, kind: str) -> None:
     """Samples of one kind join and leave: the rows that are looked at are those of their slots."""
     path = bundles("dedup", "bart")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from support.bundles.cache import BundleCache
 from support.runtimes.comparison import expect_same, runs_of
 from support.runtimes.cuda_in_memory import expect_nothing_left
 from support.runtimes.devices import DEVICES
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.graph_passes import PRESETS
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize(
+    ("variant", "device"),
+    slow_unless(
+        itertools.product(PRESETS, DEVICES),
+        lambda variant, device: device == "tensorrt" or variant in ("baseline", "el"),
+    ),
+)
 def test_every_variant(bundles: BundleCache, variant: str, device: str) -> None:
     path = bundles(variant, "bart")
     made, expected = DEVICES[device](path), Runner.load(path, threads=1)

@@ -54,7 +54,7 @@ SAMPLES = st.lists(
 )
 
 
-@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
 @hypothesis.given(
     asked=st.lists(ASKED, min_size=5, max_size=5),
     like_first=st.booleans(),

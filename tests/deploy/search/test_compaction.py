@@ -35,7 +35,7 @@ DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
 
 
 @given(removed=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_compaction_keeps_the_remaining_samples(removed: list[bool], rows: int) -> None:
     compaction = Compaction.of(np.array(removed))
     values = np.arange(len(removed) * rows * 2).reshape(-1, 2)
@@ -88,7 +88,7 @@ class MadeUpStep:
         self.samples, self.history = compaction.apply(self.samples), compaction.apply(self.history)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 6),
     seed=st.integers(0, 2**31),

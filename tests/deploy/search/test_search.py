@@ -23,6 +23,7 @@ from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsPro
 
 from support.options import resolve_options
 from support.searches.driver import search
+from support.slow_cases import slow_unless
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search import Candidates, NullCallback, StepInputs
 from tightbeam.deploy.search.beam import BeamSearch
@@ -34,6 +35,8 @@ VOCABULARY, POSITIONS, EOS, PAD, START = 37, 40, 2, 1, 3
 BASE: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": START}
 MODELS = {"often": (3, 3.5), "sometimes": (12, 3.5), "never": (7, -1e4)}
 """Frequency of early ends: the seed of the weights and the bias of the end-of-sequence tokens."""
+MODELS_IN_TURN = slow_unless([(eos,) for eos in MODELS], lambda eos: eos == "often")
+"""``make slow`` runs each setting with all of them; ``make test`` runs random mixtures of settings with all."""
 
 
 @functools.cache
@@ -259,10 +262,10 @@ def test_length_penalty_and_early_stopping(eos: str, length_penalty: float, earl
     ],
     ids=repr,
 )
-def test_each_setting_alone(asked: dict[str, Any], num_beams: int) -> None:
-    for eos in MODELS:
-        check(eos, 3, {**asked, "num_beams": num_beams})
-    check("often", 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
+@pytest.mark.parametrize(("eos",), MODELS_IN_TURN)
+def test_each_setting_alone(asked: dict[str, Any], num_beams: int, eos: str) -> None:
+    check(eos, 3, {**asked, "num_beams": num_beams})
+    check(eos, 2, {"num_beams": num_beams, "num_return_sequences": num_beams}, defaults=asked)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
@@ -281,10 +284,10 @@ def test_each_setting_alone(asked: dict[str, Any], num_beams: int) -> None:
     ],
     ids=repr,
 )
-def test_search_with_a_decoder_prompt(asked: dict[str, Any], num_beams: int) -> None:
-    for eos in MODELS:
-        check(eos, 3, {**asked, "num_beams": num_beams}, after_start=(9,))
-        check(eos, 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams}, after_start=(5, 12, 9))
+@pytest.mark.parametrize(("eos",), MODELS_IN_TURN)
+def test_search_with_a_decoder_prompt(asked: dict[str, Any], num_beams: int, eos: str) -> None:
+    check(eos, 3, {**asked, "num_beams": num_beams}, after_start=(9,))
+    check(eos, 2, {**asked, "num_beams": num_beams, "num_return_sequences": num_beams}, after_start=(5, 12, 9))
 
 
 @pytest.mark.usefixtures("lower_index_first")
@@ -348,7 +351,7 @@ def random_settings(rng: random.Random, eos: str) -> dict[str, Any]:
     return {"num_beams": num_beams, **{name: value for name, value in offers.items() if rng.random() < 0.4}}
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(("block",), slow_unless([(block,) for block in range(10)], lambda block: block < 3))
 def test_random_mixtures(block: int) -> None:
     for seed in range(18 * block, 18 * (block + 1)):
         rng = random.Random(seed)

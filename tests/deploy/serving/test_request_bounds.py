@@ -52,7 +52,7 @@ def inputs(bart: Runner, whisper: Runner, bundles: BundleCache) -> dict[str, tup
     }
 
 
-@pytest.mark.parametrize("kind", ["text", "speech", "image"])
+@pytest.mark.parametrize("kind", ["text", "speech", pytest.param("image", marks=pytest.mark.slow)])
 def test_hostile_parameters(inputs: dict[str, tuple[Runner, dict[str, Any]]], kind: str) -> None:
     runner, source = inputs[kind]
     parser = RequestParser(runner.model, 40)

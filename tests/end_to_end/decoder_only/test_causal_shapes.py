@@ -88,7 +88,8 @@ def test_a_bundle_ends_where_longrope_changes_its_angles(bundles: BundleCache) -
 @pytest.mark.parametrize(
     ("family", "shape", "source", "generated"),
     [
-        ("olmo", {}, "kv", "k"),
+        ("gpt_neox", {}, "kv", "k"),
+        pytest.param("olmo", {}, "kv", "k", marks=pytest.mark.slow),
         ("falcon", {"multi_query": False, "tokenizer": True, "vocab_size": 300}, "k", "k"),  # test_causal_text.py's
         pytest.param("smollm3", {"num_key_value_heads": 6}, "k", "k", marks=pytest.mark.slow),
         ("olmo2", {"num_key_value_heads": 6, "num_hidden_layers": 1}, "k", "k"),

@@ -19,7 +19,7 @@ from tightbeam.export.options import MAX_DIVERGENCE_INT4, ExportOptions
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.export.tensorrt.options import EngineOptions
 
-WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 1}
 """Sizes whose products have rows of a multiple of 32 numbers."""
 LOOSE: dict[str, Any] = {"precision": "int4", "max_divergence": 10.0}
 
@@ -35,14 +35,14 @@ def test_products_and_embeddings_have_4_bits(bundle: Bundle) -> None:
     manifest = bundle.manifest
     (measured,), entries = manifest.divergences, manifest.quantized
     assert all(entry.kept == "w4a16" and 0 < (entry.w4a16 or 0) <= entry.allowed for entry in entries)
-    assert measured.w4a16 == len(entries) > 14 and manifest.precision == "int4"
-    numbers = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96) + 101 * 64  # the logits' matrix is the embedding
+    assert measured.w4a16 == len(entries) >= 8 and manifest.precision == "int4"
+    numbers = (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96) + 101 * 64  # the logits' matrix is the embedding
     whole = sum(math.prod(entry.shape) for entry in entries)  # graphs of the tests' cache of traces share no memory
     assert numbers * 17 // 32 <= measured.bytes < whole * 17 // 32
     for name in ("encoder", "decoder"):
         graph = onnx.load(bundle.path / f"{name}.onnx", load_external_data=False).graph
         kinds = [node.op_type for node in graph.node]
-        assert kinds.count("Int4MatMul") > 4 and kinds.count("Int4Gather") == 1
+        assert kinds.count("Int4MatMul") > 1 and kinds.count("Int4Gather") == 1
         assert not {"QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "Linear"} & {*kinds}
     assert manifest.precision_error is not None and 0 < manifest.precision_error.error < 1
 

@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_in_one_line(options: dict[str, object], said:
 
 def test_keys_that_the_operator_rotates_are_refused(bundles: BundleCache) -> None:
     with pytest.raises(PassError, match=r"^quantize_source: [^\n]+ rotates or scales the keys [^\n]+ source cache kv"):
-        bundles("kcache", "olmo", cache_precision="int8")
+        bundles("kcache", "gpt_neox", cache_precision="int8")
 
 
 def test_memory_limit_counts_it(checkpoints: CheckpointCache, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from support.audio import RATE_HZ, chirp
 from support.bundles.cache import BundleCache
 from support.checkpoints.timestamps import generate, with_timestamps
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.generation.timestamps import TimestampRules
@@ -35,7 +36,9 @@ def features_of(runner: Runner, count: int) -> Any:
     return np.stack([runner.log_mel.features(wave[:RATE_HZ]) for wave in waves[:count]])
 
 
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize(
+    ("variant",), slow_unless([(name,) for name in PRESETS], lambda name: name in ("dedup", "el", "hybrid"))
+)
 def test_one_window_matches_generate(bundles: BundleCache, variant: str) -> None:
     model, runner = with_timestamps(bundles, variant)
     features, seen = features_of(runner, 4), set[int]()

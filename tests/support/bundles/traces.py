@@ -41,7 +41,7 @@ SOURCES = ("export/checkpoint", "export/families", "export/tracing", "graph_pass
 MOST_BYTES = 2**24
 """Largest checkpoint whose trace is written to disk."""
 PACKAGES = ("torch", "transformers", "onnx", "onnx-graphsurgeon", "onnx-ir", "onnxscript", "numpy", "safetensors")
-REPLACED = ("bart",)
+REPLACED = ("bart", "opt")
 """Families of which tests have many checkpoints that differ in their weights alone."""
 
 Array = Any

@@ -96,6 +96,8 @@ ODD_SIZES: dict[str, Any] = {
     "scale_embedding": True,
     "tie_word_embeddings": True,
 }
+ONE_LAYER: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1}
+"""For tests of what an export measures and writes, to which a second layer adds seconds alone."""
 T5_SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "d_model": 36,
@@ -121,12 +123,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu", "decoder_layers": 3},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
     "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
-    "m2m_100": {"activation_function": "relu", "vocab_size": 98},
+    "m2m_100": {"activation_function": "relu", "vocab_size": 98, "encoder_layers": 1},
     "blenderbot": {"activation_function": "gelu", "vocab_size": 94, "encoder_no_repeat_ngram_size": 2},
     "blenderbot-small": {"activation_function": "gelu", "vocab_size": 92},
-    "fsmt": {"src_vocab_size": 95, "tgt_vocab_size": 93, "vocab_size": 93, "tie_word_embeddings": False},
+    "fsmt": {
+        **{"src_vocab_size": 95, "tgt_vocab_size": 93, "vocab_size": 93, "tie_word_embeddings": False},
+        "encoder_layers": 1,
+    },
     "marian": {
         "activation_function": "swish",
+        "encoder_layers": 1,
         "vocab_size": 99,
         "decoder_attention_heads": 6,
         "pad_token_id": 98,
@@ -144,12 +150,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 103,
     },
     "led": {
-        **{"activation_function": "gelu", "vocab_size": 96},
+        **{"activation_function": "gelu", "vocab_size": 96, "decoder_layers": 1},
         **{"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 48},
         "attention_window": [4, 8],
     },
     "longt5": {
         **T5_SIZES,
+        "num_decoder_layers": 1,
         "encoder_attention_type": "transient-global",
         "feed_forward_proj": "gated-gelu",
         "vocab_size": 98,

@@ -31,7 +31,7 @@ DECODER: dict[str, Any] = {
     **{"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
 }
 VIT: dict[str, Any] = {
-    **{"num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 44, "patch_size": 5},
+    **{"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 44, "patch_size": 5},
     **{"hidden_size": 30, "image_size": 20},
 }
 SWIN: dict[str, Any] = {
@@ -48,7 +48,7 @@ PIX2STRUCT: dict[str, Any] = {
         **{"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "is_encoder_decoder": True},
     },
     "vision_config": {
-        **{"hidden_size": 36, "patch_embed_hidden_size": 60, "d_kv": 10, "d_ff": 50, "num_hidden_layers": 2},
+        **{"hidden_size": 36, "patch_embed_hidden_size": 60, "d_kv": 10, "d_ff": 50, "num_hidden_layers": 1},
         **{"num_attention_heads": 2, "seq_len": 31},
     },
 }

@@ -22,12 +22,12 @@ __all__ = ["RECORDING_FAMILIES", "save_extractor", "speech_model"]
 RECORDING_FAMILIES = ("moonshine", "speech_to_text")
 MOONSHINE: dict[str, Any] = {
     **{"vocab_size": 101, "hidden_size": 36, "intermediate_size": 50, "max_position_embeddings": 48},
-    **{"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 3},
+    **{"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 3},
     **{"decoder_num_attention_heads": 3, "pad_token_id": 0, "partial_rotary_factor": 0.7},
     "pad_head_dim_to_multiple_of": 8,  # as the published ones
 }
 SPEECH_TO_TEXT: dict[str, Any] = {
-    **{"vocab_size": 99, "d_model": 36, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2},
+    **{"vocab_size": 99, "d_model": 36, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
     **{"decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 44, "max_source_positions": 70},
     **{"max_target_positions": 48, "conv_kernel_sizes": (5, 3), "conv_channels": 22, "input_feat_per_channel": 13},
 }

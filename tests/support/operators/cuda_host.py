@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tightbeam.plugins.tensorrt.native import Gpu, Kernel
 
-__all__ = ["FLOATS", "ORDERS", "GuardedMemory", "HostKernels", "HostLauncher", "kernels"]
+__all__ = ["FLOATS", "FLOATS_IN_TURN", "ORDERS", "GuardedMemory", "HostKernels", "HostLauncher", "kernels"]
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = ROOT / "tests" / "support" / "operators" / "cuda_shim"
@@ -37,6 +37,8 @@ FLAGS = (
 """``-O2 -g`` takes the compiler twice the seconds, and these kernels run for few."""
 
 FLOATS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+FLOATS_IN_TURN = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
+"""The same, of which ``make slow`` runs bfloat16: float16 has the same templates."""
 ORDERS = (0, 1, 2, 3, 12345)
 """Orders in which threads run, see block.h: forward, backward, first and last ones ahead, shuffled."""
 
