@@ -54,7 +54,6 @@ from tightbeam.deploy.inputs.text_stream import AsyncTextStream, TextStream
 from tightbeam.deploy.inputs.windows import run_windows, stream_segments
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.base import Runtime
-from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt, check_kept
 from tightbeam.deploy.scheduling.events import CallbackEvents, SchedulerEvents
 from tightbeam.deploy.scheduling.results import join_results
@@ -64,7 +63,7 @@ from tightbeam.deploy.search import SearchCallback, SearchResult
 from tightbeam.deploy.search.callbacks import check_callback
 from tightbeam.deploy.text.rows import beginnings_of
 from tightbeam.deploy.text.token_ids import as_array
-from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
+from tightbeam.deploy.text.tokenizer import TextCodec
 from tightbeam.deploy.text.truncation import Side, Truncation
 
 __all__ = ["Runner"]
@@ -106,8 +105,7 @@ class Runner:
     def __init__(self, bundle: Bundle, runtime: Runtime | None = None, codec: TextCodec | None = None) -> None:
         if not isinstance(bundle, Bundle) or runtime is None:
             raise TypeError("Runner(...) takes the parts of a loaded bundle; to load a folder, call Runner.load(path)")
-        self.model = Model(bundle, runtime, codec)
-        self.cache_bytes = (0, 0)
+        self._begin(Model(bundle, runtime, codec))
 
     @classmethod
     def load(
@@ -153,17 +151,17 @@ class Runner:
         InputError
             ``path`` is not a path, or ``engine``, ``device`` or ``threads`` is unknown or out of range.
         """
-        check_choice(engine, device, threads)
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(
-                f"the bundle is {type(path).__name__}, expected the path of its folder; pass a str or a Path"
+        runner = cls.__new__(cls)
+        runner._begin(
+            Model.load(
+                path, engine=engine, threads=threads, device=device, verify=verify, manifest_sha256=manifest_sha256
             )
-        bundle = Bundle.load(path, verify=verify, weights_later=True, manifest_sha256=manifest_sha256)
-        try:
-            return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
-        except BaseException:
-            bundle.stop_comparing()
-            raise
+        )
+        return runner
+
+    def _begin(self, model: Model) -> None:
+        self.model = model
+        self.cache_bytes = (0, 0)
 
     def wait_for_weights(self) -> None:
         """Wait until the weights are compared with their SHA-256. Otherwise the first result waits for it.

@@ -1,7 +1,8 @@
-"""The loaded model, made of named parts. All code that generates receives one."""
+"""The loaded model, made of named parts. All code that generates loads or receives one."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +13,18 @@ from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.audio.recordings import Recordings
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.image.processors import AnyProcessor, read_processor
 from tightbeam.deploy.model.settings import ModelSettings
 from tightbeam.deploy.model.texts import Texts
 from tightbeam.deploy.runtimes.base import Runtime
+from tightbeam.deploy.runtimes.choice import check_choice, load_runtime
 from tightbeam.deploy.scheduling.events import SchedulerEvents
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import Scheduler
-from tightbeam.deploy.text.tokenizer import TextCodec
+from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
 
 __all__ = ["Model"]
 
@@ -80,6 +83,30 @@ class Model:
         self.settings = ModelSettings(about, runtime, codec, is_donut=is_donut)
         self.text = Texts(bundle, self.settings, codec)
         self._lock = _RuntimeLock()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        engine: str = "onnxruntime",
+        threads: int | None = None,
+        device: str = "cpu",
+        verify: bool | VerifiedFiles = True,
+        manifest_sha256: str | None = None,
+    ) -> Model:
+        """Load a bundle. `Runner.load` documents arguments and errors."""
+        check_choice(engine, device, threads)
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(
+                f"the bundle is {type(path).__name__}, expected the path of its folder; pass a str or a Path"
+            )
+        bundle = Bundle.load(path, verify=verify, weights_later=True, manifest_sha256=manifest_sha256)
+        try:
+            return cls(bundle, load_runtime(bundle, engine, device, threads, verify=verify), load_codec(bundle))
+        except BaseException:
+            bundle.stop_comparing()
+            raise
 
     @property
     def manifest(self) -> Manifest:

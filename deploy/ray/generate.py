@@ -12,14 +12,14 @@ from tightbeam.deploy.errors import InputError, NoEffectWarning
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.sources import check_count
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.recordings import recordings_of_values, run_sound_rows
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
 from tightbeam.deploy.ray.table import with_results
-from tightbeam.deploy.runner import Runner
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
-__all__ = ["Generate", "assigned_cores", "load_runner"]
+__all__ = ["Generate", "assigned_cores", "load_model"]
 
 
 class Generate:
@@ -109,9 +109,9 @@ class Generate:
         self._settings = RowSettings(
             effective, ids, checked_truncation(truncate), batch_size, max_rows, settings_column
         )
-        self._runner = load_runner(bundle, self._settings, engine=engine, device=device, threads=threads)
+        self._model = load_model(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
-        self._scoring = self._runner.options(**effective).scoring
+        self._scoring = self._model.settings.options(effective).scoring
 
     def __call__(self, table: Any) -> Any:
         """Generate for each row.
@@ -149,14 +149,14 @@ class Generate:
             self._refuse_columns(result)
         for note in dict.fromkeys(note for result in results for note in result.notes):
             warnings.warn(f"settings of rows: {note}; leave it out", NoEffectWarning, stacklevel=2)
-        how = {"several": own is not None, "sound": self._runner.is_speech}
+        how = {"several": own is not None, "sound": self._model.is_speech}
         return with_results(table, results, self._prefix, self._scoring, **how)
 
     def _run(self, values: list[Any], settings: list[Any] | None, own: str | None) -> list[InputResult]:
         """Run the values of the column, with the settings of each row alone in the column ``own``."""
-        model, common = self._runner.model, self._settings
-        if self._runner.is_speech:
-            beams = self._runner.options(**common.generation).num_beams
+        model, common = self._model, self._settings
+        if model.is_speech:
+            beams = model.settings.options(common.generation).num_beams
             return run_sound_rows(model, recordings_of_values(values, settings, own), common, beams)
         columns = {self._column: values, **({} if own is None or settings is None else {own: settings})}
         return run_rows(model, lines_of_values(columns), common, name=self._column)
@@ -181,9 +181,9 @@ def _settings(value: Any) -> Any:
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
-def load_runner(
+def load_model(
     bundle: str | os.PathLike[str], settings: RowSettings, *, engine: str, device: str, threads: int | None
-) -> Runner:
+) -> Model:
     """Load a bundle, and check that it can run rows with these settings.
 
     Raises
@@ -191,16 +191,16 @@ def load_runner(
     BundleError, GenerationError, InputError
         As for `Generate`.
     """
-    runner = Runner.load(bundle, engine=engine, device=device, threads=threads)
-    runner.wait_for_weights()
-    if runner.reads_images:
+    model = Model.load(bundle, engine=engine, device=device, threads=threads)
+    model.bundle.wait_for_weights()
+    if model.reads_images:
         raise InputError("this is a model of images, and rows are texts or sound; use run-model without --ray")
-    if runner.is_speech and (settings.ids or settings.truncate):
+    if model.is_speech and (settings.ids or settings.truncate):
         raise InputError("ids and truncate are for texts, this is a speech model; leave them out")
-    runner.options(**settings.generation)
-    if not settings.ids and not runner.is_speech:
-        runner.model.text.require_tokenizer()
-    return runner
+    model.settings.options(settings.generation)
+    if not settings.ids and not model.is_speech:
+        model.text.require_tokenizer()
+    return model
 
 
 def assigned_cores() -> int | None:

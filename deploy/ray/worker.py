@@ -15,7 +15,7 @@ from tightbeam.deploy.console import printable
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 from tightbeam.deploy.inputs.newlines import escaped, spaced
 from tightbeam.deploy.inputs.result import InputResult
-from tightbeam.deploy.ray.generate import load_runner
+from tightbeam.deploy.ray.generate import load_model
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.lines import read_lines
 from tightbeam.deploy.ray.parquet import read_table
@@ -124,7 +124,7 @@ class PartitionWorker:
         try:
             self._check()
             how = {"engine": job.engine, "device": job.device, "threads": job.threads}
-            self._runner = load_runner(job.bundle, job.rows, **how)  # type: ignore[arg-type]
+            self._model = load_model(job.bundle, job.rows, **how)  # type: ignore[arg-type]
         except (BundleError, GenerationError, InputError) as error:
             self._failure = f"machine {platform.node()}: {error}"
 
@@ -178,13 +178,13 @@ class PartitionWorker:
             _count(report, results)
 
     def _results(self, partition: Partition, lines: list[bytes]) -> list[InputResult]:
-        job, runner = self._job, self._runner
+        job, model = self._job, self._model
         name = None if partition.kind in (TEXT, SOUND) else job.fields.text
-        if runner.is_speech:
-            beams = runner.options(**job.rows.generation).num_beams
+        if model.is_speech:
+            beams = model.settings.options(job.rows.generation).num_beams
             recordings = recordings_of_lines(lines, name)
-            return run_sound_rows(runner.model, recordings, job.rows, beams, first=partition.first)
-        return run_rows(runner.model, lines, job.rows, name=name, first=partition.first)
+            return run_sound_rows(model, recordings, job.rows, beams, first=partition.first)
+        return run_rows(model, lines, job.rows, name=name, first=partition.first)
 
     def _read(self, partition: Partition) -> tuple[list[bytes], list[Any]]:
         fields = self._job.fields
@@ -199,7 +199,7 @@ class PartitionWorker:
     def _lines(self, partition: Partition, results: list[InputResult], keys: list[Any]) -> list[str]:
         if self._job.json_lines:
             return json_lines(results, keys, self._job.fields)
-        newlines = escaped if self._runner.decoder_only else spaced
+        newlines = escaped if self._model.decoder_only else spaced
         named = f"{printable(partition.file)}\t" if partition.kind == SOUND else ""
         return [f"{named}{result.as_text(newlines)}" for result in results]
 
@@ -213,9 +213,9 @@ class PartitionWorker:
         if self._job.fields.key is not None:
             columns["key"] = read_table(partition, [self._job.fields.key]).column(0)
         stream = arrow.BufferOutputStream()
-        scoring = self._runner.options(**self._job.rows.generation).scoring
+        scoring = self._model.settings.options(self._job.rows.generation).scoring
         parquet.write_table(
-            with_results(arrow.table(columns), results, scoring=scoring, sound=self._runner.is_speech), stream
+            with_results(arrow.table(columns), results, scoring=scoring, sound=self._model.is_speech), stream
         )
         return bytes(stream.getvalue())
 

@@ -7,7 +7,7 @@ import io
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from tightbeam.deploy.console import say
 from tightbeam.deploy.errors import FrontEnd, GenerationError, InputError, message_for
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.inputs.text_stream import TextStream
-from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.text.truncation import Truncation
 
@@ -82,9 +82,9 @@ def run_chat(run: ChatRun) -> int:
         raise InputError("standard output is closed, so the answers would be lost; redirect it to a file")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
-    runner.model.text.require_chat_template().check()
-    chat, keys = _Chat(run, runner), _Keyboard()
+    model = Model.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
+    model.text.require_chat_template().check()
+    chat, keys = _Chat(run, model), _Keyboard()
     signal.signal(signal.SIGTERM, _terminate)
 
     def interrupt(number: int, frame: object) -> None:
@@ -148,13 +148,13 @@ class _Keyboard:
 class _Chat:
     """A conversation. Raises GenerationError or InputError for settings that no answer can have."""
 
-    def __init__(self, run: ChatRun, runner: Runner) -> None:
-        self._run, self._runner = run, runner
+    def __init__(self, run: ChatRun, model: Model) -> None:
+        self._run, self._model = run, model
         self._settings, notes = remove_settings_without_effect(
-            dict(run.settings), speech=False, defaults=runner.manifest.generation
+            dict(run.settings), speech=False, defaults=model.manifest.generation
         )
-        self._options = runner.options(**runner.model.text.answer_settings(self._settings))
-        runner.model.text.cut_side([], run.truncate)
+        self._options = model.settings.options(model.text.answer_settings(self._settings))
+        model.text.cut_side([], run.truncate)
         if self._options.scoring is not None:
             raise InputError(f"{self._options.scoring.asked} is more than an answer; leave it out")
         if self._options.num_return_sequences > 1:
@@ -203,13 +203,14 @@ class _Chat:
 
     def _write(self) -> str:
         """Write the next answer, and return it. Raises GenerationError and InputError."""
-        tokens, cut, settings = self._runner.model.text.encode_conversation(
+        tokens, cut, settings = self._model.text.encode_conversation(
             self._messages, self._settings, truncate=self._run.truncate
         )
         if cut:
             self.note(f"the oldest turns are left out: {len(tokens) + cut:,} tokens are now {len(tokens):,}")
+        sample = replace(self._model.sample(0, tokens, settings), kept=self._kept)
         pieces: list[str] = []
-        with self._runner.stream_text(tokens, kept=self._kept, **settings) as self._stream:
+        with TextStream(self._model, sample) as self._stream:
             for piece in self._stream:
                 if self._stopped:
                     break

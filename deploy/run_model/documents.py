@@ -19,12 +19,12 @@ from tightbeam.deploy.errors import BundleError, DeviceError, InputError, open_f
 from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, is_translator
 from tightbeam.deploy.inputs.files.regular import not_regular
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.result_folder import names_folder
 from tightbeam.deploy.run_model.summary import RunSummary
-from tightbeam.deploy.runner import Runner
 
 __all__ = ["DocumentRun", "is_translator", "run_documents"]
 
@@ -58,14 +58,14 @@ class DocumentRun(RunOptions):
     glossary: str | None
 
 
-def run_documents(run: DocumentRun, runner: Runner, contents: Iterable[bytes], load_seconds: float) -> int:
+def run_documents(run: DocumentRun, model: Model, contents: Iterable[bytes], load_seconds: float) -> int:
     """Translate each file of a run, and write it in its format.
 
     Parameters
     ----------
     run
         The run, whose sources are documents.
-    runner
+    model
         A translator.
     contents
         The content of each document.
@@ -90,15 +90,15 @@ def run_documents(run: DocumentRun, runner: Runner, contents: Iterable[bytes], l
         summary.tokens += result.new_tokens
         summary.by_default_length |= result.by_default_length
 
-    glossary = None if run.glossary is None else _glossary(runner, run.glossary)
-    documents = DocumentRunner(runner.model, run.settings, run.batch_size or 8, run.max_rows, glossary, on_piece)
+    glossary = None if run.glossary is None else _glossary(model, run.glossary)
+    documents = DocumentRunner(model, run.settings, run.batch_size or 8, run.max_rows, glossary, on_piece)
     every = zip(run.sources, kinds, outputs, contents, strict=True)
     for number, (source, kind, output, data) in enumerate(every, start=1):
         shown = "standard input" if source == STDIN else source
         several = {"file": shown} if len(run.sources) > 1 else {}
         try:
             made = documents.translate(data, kind)
-            runner.wait_for_weights()
+            model.bundle.wait_for_weights()
         except DeviceError:
             raise
         except (BundleError, InputError) as error:
@@ -152,8 +152,8 @@ def _outputs(run: DocumentRun, kinds: Sequence[Format]) -> list[str]:
     return found
 
 
-def _glossary(runner: Runner, name: str) -> Glossary:
-    codec = runner.model.text.require_tokenizer()
+def _glossary(model: Model, name: str) -> Glossary:
+    codec = model.text.require_tokenizer()
     try:
         if kind := not_regular(name):
             raise InputError(f"{name} is {kind}; pass a file of terms")

@@ -31,6 +31,7 @@ from tightbeam.deploy.inputs.recordings import run_recordings
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText
 from tightbeam.deploy.inputs.windows import run_windows
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
     IDS,
@@ -53,7 +54,6 @@ from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.streamed_line import StreamedLine
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
-from tightbeam.deploy.runner import Runner
 
 __all__ = ["FileRun", "run_files"]
 
@@ -169,19 +169,19 @@ def _run(run: FileRun) -> int:
     sound = run.raw is not None or run.live is not None
     files = InputFiles(list(run.sources), document=document, sound=sound)
     start = time.perf_counter()
-    runner = Runner.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
+    model = Model.load(run.bundle, engine=run.engine, device=run.device, threads=run.threads)
     load_seconds = time.perf_counter() - start
     lines = run.line_format
     if document and not (lines.exact or lines.ids or lines.field):
         from tightbeam.deploy.run_model.documents import DocumentRun, is_translator, run_documents
 
-        if is_translator(runner.model):
+        if is_translator(model):
             _check_documents(run)
             own = DocumentRun(**{each.name: getattr(run, each.name) for each in fields(DocumentRun)})
-            return run_documents(own, runner, files, load_seconds)
+            return run_documents(own, model, files, load_seconds)
     if (run.glossary, run.document_format) != (None, None):
         raise InputError("--glossary and --document-format are for --document with a translator; leave them out")
-    if run.prompt is not None and not runner.manifest.reads_text:
+    if run.prompt is not None and not model.manifest.reads_text:
         run = replace(run, settings=with_source({**run.settings, "prompt": run.prompt}, COMMAND_LINE))
     elif run.prompt is not None:
         if tuple(run.sources) != (STDIN,):
@@ -189,7 +189,7 @@ def _run(run: FileRun) -> int:
         exact = replace(run.line_format, exact=True)
         files = InputFiles.of_text(PROMPT, run.prompt)
         run = replace(run, sources=[PROMPT], document=True, line_format=exact)
-    return _Run(run, files, runner).go(load_seconds)
+    return _Run(run, files, model).go(load_seconds)
 
 
 def _check(run: FileRun) -> None:
@@ -220,41 +220,41 @@ def _is_typed(run: FileRun) -> bool:
 class _Run:
     """A run with its model loaded. Raises InputError if the options do not fit the model."""
 
-    def __init__(self, run: FileRun, files: InputFiles, runner: Runner) -> None:
+    def __init__(self, run: FileRun, files: InputFiles, model: Model) -> None:
         line_format = run.line_format
-        if run.document and not (line_format.exact or line_format.ids or line_format.field) and runner.decoder_only:
+        if run.document and not (line_format.exact or line_format.ids or line_format.field) and model.decoder_only:
             run = replace(run, line_format=replace(line_format, exact=True))
         elif run.document and not line_format.exact:
             files.join_lines()
-        self._run, self._files, self._runner = run, files, runner
+        self._run, self._files, self._model = run, files, model
         self._shown = ExitStack()  # the file of subtitles that is being written
         self._writer: SubtitleWriter | None = None
         self._place: Place | None = None  # of the input of which pieces are written
         self._line: StreamedLine | None = None  # of that input
         self._escapes_noted = False
-        whole = runner.is_speech or runner.reads_images
+        whole = model.is_speech or model.reads_images
         by_name = whole and run.line_format.field is None
-        accepts: Callable[[str], bool] | None = (is_audio if runner.is_speech else is_image) if by_name else None
-        if run.raw is not None and runner.is_speech:
+        accepts: Callable[[str], bool] | None = (is_audio if model.is_speech else is_image) if by_name else None
+        if run.raw is not None and model.is_speech:
             accepts = is_raw_sound
-        files.take_folders(accepts, "sound files" if runner.is_speech else "image files")
+        files.take_folders(accepts, "sound files" if model.is_speech else "image files")
         self._check_kind()
         if by_name:
             files.take_binary_files()
         self._settings, notes = remove_settings_without_effect(
-            dict(run.settings), speech=runner.has_windows, defaults=runner.manifest.generation
+            dict(run.settings), speech=model.has_windows, defaults=model.manifest.generation
         )
         self._folder: ResultFolder | None = None
         self._check_subtitles()
         self._check_folder(whole)
-        self._options: GenerationOptions = runner.options(**self._settings)
+        self._options: GenerationOptions = model.settings.options(self._settings)
         self._check_rows()
         self._check_scoring()
         if not whole and not run.line_format.ids:
-            runner.model.text.require_tokenizer()
+            model.text.require_tokenizer()
         kind = IDS if run.line_format.ids else TEXT
         if whole:
-            kind = AUDIO_NAMES if runner.is_speech else IMAGE_NAMES
+            kind = AUDIO_NAMES if model.is_speech else IMAGE_NAMES
         if run.line_format.field is not None:
             kind = json_objects(run.line_format.field)
         files.check(kind)
@@ -263,7 +263,7 @@ class _Run:
         if _is_typed(run) and not run.document:
             notes.append(f"reading from standard input, {kind.short} in each line; end with Ctrl-D")
         self._newlines = self._choose_newlines()
-        slower = operators_note(runner.bundle) if run.engine == "onnxruntime" else None
+        slower = operators_note(model.bundle) if run.engine == "onnxruntime" else None
         self._note(*notes, *([slower] if slower else ()))
         self._unit = "file" if whole else "document" if run.document else "line"
 
@@ -277,7 +277,7 @@ class _Run:
         hidden = run.quiet or (run.target == STDOUT and sys.stdout.isatty())
         results = self._results(lines, first=written.count + 1)
         opened = open_output(target, None if run.resume is None else written, self._record.write)
-        shown = progress_of(hidden, files.count, written.count, sound=self._runner.has_windows)
+        shown = progress_of(hidden, files.count, written.count, sound=self._model.has_windows)
         # If writing fails, results are closed at once: Python must not end while a thread runs the model.
         with opened as sink, shown as progress, closing(results), self._shown:
 
@@ -295,7 +295,7 @@ class _Run:
                 if isinstance(result, FoundText):
                     self._write_piece(sink, result)
                     continue
-                self._runner.wait_for_weights()  # otherwise changed weights would be an error of every line
+                self._model.bundle.wait_for_weights()  # otherwise changed weights would be an error of every line
                 place, self._place = self._place_of(result), None
                 if result.error is not None and run.recording_file is not None:
                     result.error = result.error.replace(run.recording_file, "standard input")
@@ -327,7 +327,7 @@ class _Run:
 
     def _write_piece(self, sink: TextIO, found: FoundText) -> None:
         """Write a piece of the text of the present input."""
-        self._runner.wait_for_weights()
+        self._model.bundle.wait_for_weights()
         place, result = self._place_of(found.result), found.result
         if self._run.json_lines:
             file = {} if result.file is None else {"file": result.file}
@@ -390,7 +390,7 @@ class _Run:
         on_screen = _is_typed(run) and run.target == STDOUT and sys.stdout.isatty()
         if (one_document or on_screen) and self._options.num_return_sequences == 1:
             return kept
-        return escaped if self._runner.decoder_only else spaced
+        return escaped if self._model.decoder_only else spaced
 
     def _note_escapes(self, result: InputResult) -> None:
         """Say once that newlines are written as escapes."""
@@ -404,17 +404,17 @@ class _Run:
         run, several = self._run, self._files.count != 1
         if run.subtitles is None:
             return
-        if not self._runner.is_speech:
+        if not self._model.is_speech:
             raise InputError(f"--format {run.subtitles} is for speech models, this is {self._kind}; leave it out")
-        if not self._runner.has_windows:
+        if not self._model.has_windows:
             raise InputError(f"--format {run.subtitles} needs timestamps, which this model does not make; leave it out")
-        if not self._runner.has_tokenizer:
+        if not self._model.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
         if run.resume is not None or run.json_lines or run.line_format.field is not None:
             raise InputError(
                 f"--format {run.subtitles} does not go with --resume, --json or --json-input; leave one out"
             )
-        how = self._runner.options(**self._settings).recording
+        how = self._model.settings.options(self._settings).recording
         if how is not None and how.return_timestamps is False:
             raise InputError(f"--format {run.subtitles} needs timestamps; leave --no-return-timestamps out")
         self._settings = {**self._settings, "return_timestamps": True}
@@ -448,33 +448,33 @@ class _Run:
             raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json{format_too}")
         how = options.recording
         if options.aligned and how is not None and how.return_timestamps is None:
-            timestamps = has_timestamps(self._runner.manifest.generation, options.vocab_size)
+            timestamps = has_timestamps(self._model.manifest.generation, options.vocab_size)
             self._settings = {**self._settings, **({"return_timestamps": True} if timestamps else {})}
-            self._runner.options(**self._settings)
+            self._model.settings.options(self._settings)
 
     def _check_kind(self) -> None:
         """Raise InputError for options or files that are for another kind of model."""
         line_format = self._run.line_format
         text_only = line_format.ids or line_format.truncate or line_format.escapes or self._run.document
-        runner, files = self._runner, self._files
+        model, files = self._model, self._files
         self._kind = kind = (
-            "a speech model" if runner.is_speech else "a model of images" if runner.reads_images else "a text model"
+            "a speech model" if model.is_speech else "a model of images" if model.reads_images else "a text model"
         )
-        if text_only and (runner.is_speech or runner.reads_images):
+        if text_only and (model.is_speech or model.reads_images):
             options = "--ids, --truncate, --escapes, --document and --prompt-file"
             raise InputError(f"{options} are for text, this is {kind}; leave them out")
         run = self._run
-        if not runner.is_speech and (run.recording_file or run.live or run.raw):
+        if not model.is_speech and (run.recording_file or run.live or run.raw):
             option = "--sample-rate" if run.raw else "--sound-input"
             raise InputError(f"{option} is for speech models, this is {kind}; leave it out")
-        fix = "an audio" if runner.is_speech else "an image" if runner.reads_images else "a text"
-        if not runner.is_speech and files.audio is not None:
+        fix = "an audio" if model.is_speech else "an image" if model.reads_images else "a text"
+        if not model.is_speech and files.audio is not None:
             raise InputError(f"{files.audio} is an audio file, and this is {kind}; pass {fix} file")
-        if self._run.stream and (runner.reads_images or (runner.is_speech and not runner.has_windows)):
+        if self._run.stream and (model.reads_images or (model.is_speech and not model.has_windows)):
             raise InputError(f"--stream is for text models and Whisper, this is {kind}; leave it out")
-        if self._run.stream and not self._run.subtitles and not runner.has_tokenizer:
+        if self._run.stream and not self._run.subtitles and not model.has_tokenizer:
             raise InputError("--stream gives text, and this bundle has no tokenizer; leave it out")
-        if not runner.reads_images and files.image is not None:
+        if not model.reads_images and files.image is not None:
             raise InputError(f"{files.image} is an image file, and this is {kind}; pass {fix} file")
 
     def _check_rows(self) -> None:
@@ -488,7 +488,7 @@ class _Run:
         if run.resume is not None:
             if run.line_format.field is not None and not run.json_lines:
                 raise InputError("--resume with --json-input needs --json: lines may have several texts each")
-            one_line = run.json_lines or self._runner.has_windows
+            one_line = run.json_lines or self._model.has_windows
             written = read_written(run.resume, 1 if one_line else self._options.num_return_sequences)
         lines, last = self._files.skip(written.count)
         if last is not None:
@@ -503,8 +503,8 @@ class _Run:
         """Return everything but the inputs that results depend on, in JSON's types."""
         run, lines = self._run, self._run.line_format
         return {
-            "bundle": bundle_digest(self._runner.bundle.path),
-            "model": self._runner.manifest.model,
+            "bundle": bundle_digest(self._model.bundle.path),
+            "model": self._model.manifest.model,
             "engine": run.engine,
             "document": run.document,
             "ids": lines.ids,
@@ -513,28 +513,28 @@ class _Run:
             "truncate": lines.truncate,
             "escapes": lines.escapes,
             "sample-format": None if run.raw is None else asdict(run.raw),
-            **settings_in_json(self._runner.options(**self._settings)),
+            **settings_in_json(self._model.settings.options(self._settings)),
         }
 
     def _results(self, lines: Iterable[bytes], first: int) -> Generator[InputResult | FoundSegments | FoundText]:
         """Return the results of the inputs in order. The segments of a recording, and pieces of a text that is
         streamed, come before its result."""
-        run, runner, model = self._run, self._runner, self._runner.model
+        run, model = self._run, self._model
         together = run.batch_size or (8 if run.max_rows is None else run.max_rows // self._options.num_beams)
         typed = STDIN in run.sources and not run.document
         how: dict[str, Any] = {"batch_size": together, "typed": typed, "settings": self._settings}
-        if not (runner.is_speech or runner.reads_images):
+        if not (model.is_speech or model.reads_images):
             run_all = stream_lines if run.stream else run_lines
             return run_all(model, lines, run.line_format, max_rows=run.max_rows, first=first, **how)
-        names = named_files(lines, "an image file" if runner.reads_images else "an audio file")
+        names = named_files(lines, "an image file" if model.reads_images else "an audio file")
         files: Iterable[Any] = names if run.line_format.field is None else file_lines(names, run.line_format.field)
         if run.live is not None:
             next(iter(lines))  # the place of standard input
             files = [run.live]
         elif run.raw is not None:
             files = (SoundSource(name, run.raw) if isinstance(name, str) else name for name in files)
-        if not runner.has_windows:
-            done = (run_recordings if runner.is_speech else run_images)(model, files, **how)
+        if not model.has_windows:
+            done = (run_recordings if model.is_speech else run_images)(model, files, **how)
             return (each.result for each in done)
         how |= {
             "stream": run.stream and run.subtitles is None,

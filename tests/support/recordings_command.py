@@ -9,6 +9,7 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.timestamps import with_timestamps
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands import run_model
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.text.decoder_rules import PLAIN
 
 __all__ = ["Words", "load_words", "run"]
@@ -27,7 +28,7 @@ def load_words(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """The runner that the command loads from now on."""
     runner = with_timestamps(bundles, "el")[1]
     runner.model.text._codec = Words()  # type: ignore[assignment]
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    monkeypatch.setattr(Model, "load", lambda *args, **options: runner.model)
     return runner
 
 

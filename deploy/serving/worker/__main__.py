@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
-from tightbeam.deploy.runner import Runner
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.process.freed_memory import return_large_blocks
 from tightbeam.deploy.serving.protocol.messages import Cancel, Failed, Ready, Report, Requests, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker.running import RunningRequests
@@ -69,30 +69,28 @@ def _serve(backend: Connection, settings: WorkerSettings) -> bool:
     try:
         try:
             verified = VerifiedFiles(settings.verified)
-            runner = Runner.load(settings.bundle, engine=settings.engine, threads=settings.threads, verify=verified)
-            runner.wait_for_weights()
+            model = Model.load(settings.bundle, engine=settings.engine, threads=settings.threads, verify=verified)
+            model.bundle.wait_for_weights()
         except (BundleError, InputError) as error:
             with _pipe():
                 backend.send(Failed(str(error)))
         else:
             with _pipe():
                 backend.send(Ready(verified.fingerprints))
-            _run(runner, backend, settings)
+            _run(model, backend, settings)
     except BackendEndedError:
         return False
     return True
 
 
-def _run(runner: Runner, backend: Connection, settings: WorkerSettings) -> None:
+def _run(model: Model, backend: Connection, settings: WorkerSettings) -> None:
     """Run requests until `Shutdown`. Raises BackendEndedError if the backend ends without one."""
 
     def send(report: Report) -> None:
         with _pipe():
             backend.send(report)
 
-    running = RunningRequests(
-        runner.model, max_rows=settings.max_rows, max_request_rows=settings.max_request_rows, send=send
-    )
+    running = RunningRequests(model, max_rows=settings.max_rows, max_request_rows=settings.max_request_rows, send=send)
     while True:
         end = time.monotonic() + READ_SECONDS
         while not running.active or time.monotonic() < end:

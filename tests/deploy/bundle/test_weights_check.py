@@ -312,7 +312,7 @@ def test_a_failed_load_stops_the_comparison(copy: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WeightsCheck, "__init__", started)
-    monkeypatch.setattr("tightbeam.deploy.runner.load_codec", fails)
+    monkeypatch.setattr("tightbeam.deploy.model.model.load_codec", fails)
     with pytest.raises(KeyboardInterrupt):
         Runner.load(copy, threads=1)
     assert [check._thread.is_alive() for check in checks] == [False]

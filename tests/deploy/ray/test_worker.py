@@ -19,6 +19,7 @@ import tightbeam
 from tightbeam.deploy import InputError, NoEffectWarning, Runner
 from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.inputs.result import InputResult
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.model.texts import Texts
 from tightbeam.deploy.ray import Generate, worker
 from tightbeam.deploy.ray.input_data import cut, find_files
@@ -246,7 +247,14 @@ def test_results_of_several_lines(
     counter: Any, rows: list[dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch, decoder_only: bool, line: str
 ) -> None:
     monkeypatch.setattr(Texts, "decode", lambda *_: "a\nb\\c")
-    monkeypatch.setattr(Runner, "decoder_only", decoder_only)
+    lines = PartitionWorker._lines
+
+    def of_kind(worker: PartitionWorker, *arguments: Any) -> list[str]:
+        with monkeypatch.context() as patched:
+            patched.setattr(Model, "decoder_only", decoder_only)
+            return lines(worker, *arguments)
+
+    monkeypatch.setattr(PartitionWorker, "_lines", of_kind)
     assert set(report(PartitionWorker(job(json_lines=False), counter), rows[0])["lines"]) == {line}
 
 

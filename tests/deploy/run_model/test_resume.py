@@ -12,7 +12,8 @@ import pytest
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import SENTENCES
 from support.commands import SHORT, Command, caller
-from tightbeam.deploy import BundleError, Runner
+from tightbeam.deploy import BundleError
+from tightbeam.deploy.bundle.reader import Bundle
 
 ARGUMENTS = (*SHORT, "--num-beams", "3", "--threads", "1")
 
@@ -147,7 +148,7 @@ def test_old_results_stay_until_there_are_new_ones(
     call(bundle, texts, "--output", output, *ARGUMENTS)
     before = output.read_bytes(), record.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(Runner, "wait_for_weights", fails)
+        patched.setattr(Bundle, "wait_for_weights", fails)
         call(bundle, texts, "--output", output, "--force", *SHORT).failed("the weights were changed")
     assert (output.read_bytes(), record.read_bytes()) == before
     texts.write_bytes(b"")
@@ -155,7 +156,7 @@ def test_old_results_stay_until_there_are_new_ones(
     assert output.read_bytes() == b"" and record.read_bytes() != before[1]
 
 
-def fails(runner: Runner) -> None:
+def fails(bundle: Bundle) -> None:
     raise BundleError("the weights were changed")
 
 

@@ -30,6 +30,7 @@ from support.checkpoints.families import SENTENCES
 from support.serving.triton_requests import ids_request, text_request
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess, threads_per_worker
 from tightbeam.deploy.serving.protocol.messages import (
     Cancel,
@@ -129,7 +130,7 @@ def test_a_full_disk_is_not_the_end_of_the_backend(folder: Path, monkeypatch: py
     def full(*arguments: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Runner, "load", full)
+    monkeypatch.setattr(Model, "load", full)
     ours, theirs = socketpair()
     with ours, theirs, pytest.raises(OSError, match="No space left"):
         worker_main._serve(Connection(os.dup(theirs.fileno())), settings_for(folder))

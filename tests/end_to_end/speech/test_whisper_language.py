@@ -20,6 +20,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 
@@ -108,7 +109,7 @@ def test_the_command_tells_the_language(
     world: tuple[Any, Runner], waves: list[Array], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, runner = world
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    monkeypatch.setattr(Model, "load", lambda *args, **options: runner.model)
     name = str(tmp_path / "talk.wav")
     soundfile.write(name, waves[1], RATE_HZ, subtype="FLOAT")
     language, probability = in_torch(model, runner, waves[1])

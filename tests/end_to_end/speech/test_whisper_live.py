@@ -20,6 +20,7 @@ from tightbeam.deploy.inputs.files.sound_source import RawFormat, SoundSource
 from tightbeam.deploy.inputs.output import TextSegment
 from tightbeam.deploy.inputs.run import FoundSegments
 from tightbeam.deploy.inputs.windows import run_windows
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.run_model import input_files
 from tightbeam.deploy.run_model.subtitles import subtitles
 
@@ -122,7 +123,7 @@ def test_a_file_is_streamed_from_a_pipe(
     flac.write_bytes(content)
     assert run(*options, given=b"")[0] == run(str(flac), "--format", "srt")[0]
     monkeypatch.undo()
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    monkeypatch.setattr(Model, "load", lambda *args, **options: runner.model)
     monkeypatch.setattr(input_files, "_standard_input", lambda: Pipe(content))
     content = encoded(wave, kind="ipod", codec="alac")
     (tmp_path / "talk.m4a").write_bytes(content)

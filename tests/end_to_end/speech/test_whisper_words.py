@@ -26,6 +26,7 @@ from tightbeam.deploy.commands import run_model
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.inputs.output import text_of
 from tightbeam.deploy.inputs.words import group_words
+from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.deploy.search.token_scores import Alignment
 from tightbeam.deploy.text.tokenizer import TextCodec, _TokenizersCodec
@@ -336,7 +337,7 @@ def loaded(bundles: BundleCache, codec: TextCodec, monkeypatch: pytest.MonkeyPat
     """The runner that the command loads."""
     runner = with_timestamps(bundles, "el")[1]
     runner.model.text._codec = codec
-    monkeypatch.setattr(Runner, "load", lambda *args, **options: runner)
+    monkeypatch.setattr(Model, "load", lambda *args, **options: runner.model)
     return runner
 
 
