@@ -11,7 +11,8 @@ A bundle gives no alignment of a text's words, so the place is found like this, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tightbeam.deploy.documents.passages import Mark
@@ -61,30 +62,63 @@ def moved_marks(
     Returns
     -------
     tuple of Mark
-        The marks in their order, nested as before.
+        The marks, nested as before, in the order of the translation.
     """
+    inside: list[list[int]] = [[] for _ in marks]  # the marks directly inside each mark
+    outermost: list[int] = []
+    path = [0] * (1 + max((mark.depth for mark in marks), default=0))  # the last mark of each depth
+    for number, mark in enumerate(marks):
+        path[mark.depth] = number
+        (inside[path[mark.depth - 1]] if mark.depth else outermost).append(number)
     moved: list[Mark] = []
-    around: list[Mark] = []  # the moved marks around the present one, and
-    done = [0]  # for each depth where the last mark ends
-    for mark in marks:
-        del around[mark.depth :], done[mark.depth + 1 :]
-        low, high = done[mark.depth], around[-1].end if around else len(new)
-        begin, end = _place(text, mark, new, parts, translations)
-        begin = min(max(begin, low), high)
-        placed = replace(mark, begin=begin, end=min(max(end, begin), high) if mark.closing else begin)
-        moved.append(placed)
-        around.append(placed)
-        done[mark.depth] = placed.end
-        done.append(placed.begin)
+    waiting = _within(text, marks, outermost, new, parts, translations, 0, len(new))
+    while waiting:
+        number, begin, end = waiting.pop()
+        mark = marks[number]
+        opening = mark.opening
+        if begin == end and not mark.closing and _apart(text, mark.begin) and not new[begin : begin + 1].isspace():
+            opening += " "
+        moved.append(replace(mark, begin=begin, end=end, opening=opening))
+        waiting += _within(text, marks, inside[number], new, parts, translations, begin, end)
     return tuple(moved)
+
+
+def _apart(text: str, place: int) -> bool:
+    """True for a place with space on both sides."""
+    return text[place - 1 : place].isspace() and text[place : place + 1].isspace()
+
+
+def _within(
+    text: str,
+    marks: Sequence[Mark],
+    numbers: Sequence[int],
+    new: str,
+    parts: Sequence[Part],
+    translations: Mapping[str, str],
+    low: int,
+    high: int,
+) -> list[tuple[int, int, int]]:
+    """Return number, begin and end of marks inside of others, the last one first; they do not overlap."""
+    placed = []
+    for number in numbers:
+        begin, end = _place(text, marks[number], new, parts, translations)
+        is_point = marks[number].begin == marks[number].end and not marks[number].closing
+        placed.append((begin, number, begin if is_point else end))
+    found = []
+    for begin, number, end in sorted(placed):
+        begin = min(max(begin, low), high)
+        low = min(max(begin, end), high)
+        found.append((number, begin, low))
+    return found[::-1]
 
 
 def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations: Mapping[str, str]) -> tuple[int, int]:
     inner = text[mark.begin : mark.end]
     begin = mark.begin + len(inner) - len(inner.lstrip())
     end = mark.end - (len(inner) - len(inner.rstrip())) if inner.strip() else mark.end
-    own = next((part for part in parts if part.begin <= begin and end <= part.end), None)
-    if own is None or not mark.closing or begin == end:
+    near = bisect_right(parts, begin, key=lambda part: part.begin) - 1
+    own = parts[near] if near >= 0 and end <= parts[near].end else None
+    if own is None or begin == end:
         return _point(text, mark.begin, new, parts, first=True), _point(text, mark.end, new, parts, first=False)
     if (begin, end) == (own.begin, own.end):
         return own.new_begin, own.new_end
@@ -124,15 +158,15 @@ def _find(wanted: str, target: str, share: float) -> tuple[int, int] | None:
 
 def _point(text: str, place: int, new: str, parts: Sequence[Part], *, first: bool) -> int:
     """Return the place of a single point: at the same edge of a sentence, or between two words."""
-    own: Callable[[Part], bool] = (
-        (lambda part: place < part.end) if first else (lambda part: part.begin < place <= part.end)
-    )
-    part = next((part for part in parts if own(part)), None)
-    if part is None:
-        behind = [part for part in parts if part.end <= place]
-        if first or not behind:
-            return len(new) if first else 0
-        return behind[-1].new_end
+    if first:
+        near = bisect_right(parts, place, key=lambda part: part.end)
+    else:
+        near = bisect_left(parts, place, key=lambda part: part.begin) - 1
+    if not 0 <= near < len(parts):
+        return len(new) if first else 0
+    part = parts[near]
+    if not first and place > part.end:
+        return part.new_end
     if place <= part.begin:
         return part.new_begin
     if place == part.end:
@@ -142,5 +176,5 @@ def _point(text: str, place: int, new: str, parts: Sequence[Part], *, first: boo
     before += source[before : before + 1] == " " and (text[place - 1].isspace() or first)
     if source == target:
         return part.new_begin + before
-    edges = [match.start() if first else match.end() for match in _WORD.finditer(target)] or [len(target)]
+    edges = [match.start() if first else match.end() for match in re.finditer(r"\S+", target)] or [len(target)]
     return part.new_begin + min(edges, key=lambda edge: abs(edge - before / len(source) * len(target)))

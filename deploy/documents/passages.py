@@ -70,10 +70,13 @@ class Document:
     write : function
         Returns the bytes of the document with other texts, one for each passage. With the passages' own texts these
         are the bytes that were read.
+    notes : sequence of str
+        Parts that stay as they are because they could not be read, each with its place.
     """
 
     passages: Sequence[Passage]
     write: Callable[[Sequence[NewText]], bytes]
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,11 @@ class Slot:
 
 
 def cut_document(
-    source: str, slots: Sequence[Slot], encode: Callable[[str], bytes], escape: Callable[[str], str] = str
+    source: str,
+    slots: Sequence[Slot],
+    encode: Callable[[str], bytes],
+    escape: Callable[[str], str] = str,
+    notes: Sequence[str] = (),
 ) -> Document:
     """Return the document of a file that is text.
 
@@ -110,6 +117,8 @@ def cut_document(
         Makes bytes of the content.
     escape
         Writes text so that no character of it is markup.
+    notes
+        The document's.
     """
 
     def write(texts: Sequence[NewText]) -> bytes:
@@ -121,7 +130,7 @@ def cut_document(
             end = slot.end
         return encode("".join([*parts, source[end:]]))
 
-    return Document([slot.passage for slot in slots], write)
+    return Document([slot.passage for slot in slots], write, notes)
 
 
 def _marked(new: NewText, escape: Callable[[str], str]) -> str:

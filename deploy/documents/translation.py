@@ -237,9 +237,11 @@ def _joined(passage: Passage, sentences: Sequence[_Sentence], translations: Mapp
     """Join the translated sentences of a passage, and move its marks."""
     if all(own.target == own.source for own in sentences):
         return NewText(passage.text, passage.marks)
-    parts, new, end = [], "", 0
+    parts: list[Part] = []
+    new, end = "", 0
     for own in sentences:
-        new += passage.text[end : own.begin].replace("\n", " ")
+        gap = passage.text[end : own.begin]
+        new += gap if "\n" not in gap or not parts else " "
         parts.append(Part(own.begin, own.end, len(new), len(new) + len(own.target)))
         new += own.target
         end = own.end

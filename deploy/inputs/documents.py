@@ -115,7 +115,7 @@ class DocumentRunner:
         settings = self._for_language(document)
         how = Translator(self._language(settings), self._fits, self.glossary)
         made = self._run(translation(document.passages, how), settings)
-        return TranslatedDocument(document.write(made.texts), made.reports)
+        return TranslatedDocument(document.write(made.texts), [*document.notes, *made.reports])
 
     def _run(self, rounds: Rounds, settings: Mapping[str, Any]) -> Translated:
         """Run the pieces of each round together."""

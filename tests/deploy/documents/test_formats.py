@@ -12,21 +12,116 @@ from tightbeam.deploy.documents.known_formats import format_of, formats
 from tightbeam.deploy.errors import InputError
 
 TEXTUAL = [name for name, each in formats().items() if not each.binary]
-SIGNS = {"text": "aB. \n\r\t-*1)\u00a0é\u2028\x0b\x85"}
+PARTS = {
+    "text": [*"aB. \n\r\t-*1)\u00a0é\u2028\x0b\x85"],
+    "markdown": [
+        *(
+            "a",
+            "B. ",
+            "*",
+            "**",
+            "_",
+            "`",
+            "[",
+            "]",
+            "(",
+            "x)",
+            "!",
+            "\n",
+            "\n\n",
+            "> ",
+            "- ",
+            "1. ",
+            "# ",
+            " ",
+            "    ",
+            "\t",
+        ),
+        *(
+            "\\",
+            "&amp;",
+            "<b>",
+            "</b>",
+            "|",
+            "~~",
+            "---\n",
+            "```",
+            "<http://a>",
+            "\r\n",
+            "é. ",
+            "[r]: u\n",
+            "|-|-|\n",
+            "  \n",
+        ),
+    ],
+    "html": [
+        *(
+            "a",
+            "B. ",
+            "<b>",
+            "</b>",
+            "<p>",
+            "</p>",
+            "<a x='>'>",
+            "<br>",
+            "&lt;",
+            "&",
+            "<",
+            "<!--",
+            "-->",
+            "\n",
+            "<script>",
+        ),
+        *(
+            "</script>",
+            "<code>",
+            "</code>",
+            "<pre>",
+            "<i",
+            "/>",
+            '"',
+            "=",
+            "é. ",
+            "<p translate=no>",
+            " ",
+            "<?x",
+            "<![CDATA[",
+        ),
+    ],
+    "subtitles": [
+        *(
+            "00:00:01,000 --> 00:00:02,000\n",
+            "a",
+            "B. ",
+            "\n",
+            "\r\n",
+            "- ",
+            "<i>",
+            "</i>",
+            "{\\an8}",
+            "1\n",
+            " ",
+            "NOTE x\n",
+        ),
+        *("WEBVTT\n\n", "00:01.000 --> 00:02.000 x\n", "BOB: "),
+    ],
+}
+BEGINNINGS = {"subtitles": "1\n00:00:01,000 --> 00:00:02,000\n"}
 
 
 @pytest.mark.parametrize("kind", TEXTUAL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_document_keeps_its_bytes(kind: str, data: st.DataObject) -> None:
-    source = data.draw(st.text(SIGNS[kind], max_size=120))
+    parts = data.draw(st.lists(st.sampled_from(PARTS[kind]), max_size=25))
+    source = BEGINNINGS.get(kind, "") + "".join(parts)
     assert translate(source, kind)[0] == source
 
 
 @pytest.mark.parametrize("kind", TEXTUAL)
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_a_byte_order_mark_stays(kind: str, encoding: str) -> None:
-    data = "One word.\n".encode(encoding)
+    data = f"{BEGINNINGS.get(kind, '')}One word.\n".encode(encoding)
     made, _ = translate(data, kind)
     assert made.encode("utf-8", "surrogateescape") == data
 
@@ -47,3 +142,113 @@ def test_the_format_is_that_of_the_name_or_the_one_asked_for() -> None:
     assert format_of("a.md", "text").name == "text"
     with pytest.raises(InputError, match=r"pass one of .*text"):
         format_of("a.txt", "papyrus")
+
+
+def shout(text: str) -> str:
+    """A translation of the same words that leaves the parts that stay alone."""
+    return text.upper()
+
+
+@pytest.mark.parametrize(
+    ("source", "made"),
+    [
+        ("# The *big* town #\n", "# THE *BIG* TOWN #\n"),
+        ("Setext\n===\n", "SETEXT\n===\n"),
+        ("> One **bold\n> word** here.\n", "> ONE **BOLD\n> WORD** HERE.\n"),
+        ("- a\n  1. b\n", "- A\n  1. B\n"),
+        ("```py\ncode\n```\n\n    more code\n", "```py\ncode\n```\n\n    more code\n"),
+        ("Use `pip x` now.\n", "USE `pip x` NOW.\n"),
+        ('A [*link*](http://a.b "t") and ![img](i.png) here\n', 'A [*LINK*](http://a.b "t") AND ![img](i.png) HERE\n'),
+        ("A [name] here.\n\n[name]: http://a\n", "A [NAME][name] HERE.\n\n[name]: http://a\n"),
+        ("| a | b `c` |\n|---|---|\n| a | a |\n", "| A | B `c` |\n|---|---|\n| A | A |\n"),
+        ("one  \ntwo\\\nthree\n", "ONE  \nTWO\\\nTHREE\n"),
+        ("<div>\nraw\n</div>\n\nText <b>in</b> it.\n", "<div>\nraw\n</div>\n\nTEXT <b>IN</b> IT.\n"),
+        ("---\ntitle: x\n---\nText\n", "---\ntitle: x\n---\nTEXT\n"),
+        ("***a*** b ~~c~~\n", "***A*** B ~~C~~\n"),
+        ("See <http://a.b> &amp; \\* it.\n", "SEE <http://a.b> &amp; \\* IT.\n"),
+    ],
+)
+def test_markdown(source: str, made: str) -> None:
+    assert translate(source, "markdown", shout) == (made, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "made"),
+    [
+        ("<p class='a'>The <b>big</b> town</p>", "<p class='a'>THE <b>BIG</b> TOWN</p>"),
+        ("<li>A<li>B<br>c", "<li>A<li>B<br>C"),
+        ("<a title='a > b' href=x>link</a>", "<a title='a > b' href=x>LINK</a>"),
+        ("a &lt; b &amp; c&nbsp;d < e", "A &lt; B &amp; C D &lt; E"),
+        (
+            "<script>if (a<b) '</p>'</script>x<style>p {}</style>",
+            "<script>if (a<b) '</p>'</script>X<style>p {}</style>",
+        ),
+        (
+            "<pre>a  <b>b</b></pre><p>say <code>x &lt; y</code></p>",
+            "<pre>a  <b>b</b></pre><p>SAY <code>x &lt; y</code></p>",
+        ),
+        ("<p translate=no>stay <p>go</p></p><p>go</p>", "<p translate=no>stay <p>go</p></p><p>GO</p>"),
+        ("<!-- a > b -->x<!doctype html>y", "<!-- a > b -->X<!doctype html>Y"),
+        ("<p>one <i>two <b>three</b></i></p><p>four</b>", "<p>ONE <i>TWO <b>THREE</b></i></p><p>FOUR</b>"),
+        ("<p><b>a</p><p>b</b> c</p>", "<p><b>A</p><p>B</b> C</p>"),
+    ],
+)
+def test_html(source: str, made: str) -> None:
+    assert translate(source, "html", shout) == (made, [])
+
+
+def test_tags_follow_their_words() -> None:
+    words = {"The red house is big.": "Das Haus, das rot ist, ist groß.", "red": "rot", "house": "Haus"}
+    source = "<p>The <i>red</i> <b>house</b> is big.</p>"
+    assert translate(source, "html", words.__getitem__)[0] == "<p>Das <b>Haus</b>, das <i>rot</i> ist, ist groß.</p>"
+
+
+@pytest.mark.parametrize(
+    ("source", "made"),
+    [
+        (
+            "1\n00:00:01,000 --> 00:00:02,000\nOne <i>two</i>\nthree.\n\n2\n00:03,000 --> 00:04,000\n- Hi.\n- Ho.\n",
+            "1\n00:00:01,000 --> 00:00:02,000\nONE <i>TWO</i>\nTHREE.\n\n2\n00:03,000 --> 00:04,000\n- HI.\n- HO.\n",
+        ),
+        (
+            "WEBVTT - a\n\nNOTE b\nc\n\nSTYLE\nd\n\nid\n00:01.000 --> 00:02.000 line:0\n<v Bob>Text</v>\n",
+            "WEBVTT - a\n\nNOTE b\nc\n\nSTYLE\nd\n\nid\n00:01.000 --> 00:02.000 line:0\n<v Bob>TEXT</v>\n",
+        ),
+    ],
+)
+def test_subtitles(source: str, made: str) -> None:
+    assert translate(source, "subtitles", shout) == (made, [])
+
+
+def test_a_file_without_times_is_no_file_of_subtitles() -> None:
+    with pytest.raises(InputError, match="no line of times"):
+        formats()["subtitles"].read(b"text\n")
+
+
+HOSTILE = {
+    "html": (
+        "<",
+        "<!--",
+        "<a ",
+        "<a b='",
+        "</a",
+        "&",
+        "<![",
+        "<?",
+        "<script>",
+        "<a b=c ",
+        "<a/",
+        "<b>",
+        "<code>",
+        "<i>x</b>",
+    ),
+    "markdown": ("[", "*a ", "`", "> ", "- ", "![", "<a ", "_a*", "|", "[a](", "~~", "&", "\\", "**", "``a`"),
+    "subtitles": ("<i>", "{\\", "- ", "00:00:01,000 --> 00:00:02,000\n", "00:", "-->", "<", "A:"),
+    "text": ("- ", "a ", " \n", "“", "{", "%(", "@", "1 000 ", "https://"),
+}
+
+
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in HOSTILE.items() for part in parts])
+def test_hostile_documents_take_a_time_of_their_length(kind: str, part: str) -> None:
+    source = BEGINNINGS.get(kind, "") + part * (20_000 // len(part))
+    assert translate(source, kind)[0] == source

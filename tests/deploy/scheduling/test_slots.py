@@ -41,7 +41,9 @@ def run(scheduler: Scheduler, samples: list[Any], every: int = 2) -> dict[int, A
     ("family", "variant", "device"),
     slow_unless(
         [(*each, device) for each in FAMILIES for device in DEVICES],
-        lambda family, variant, device: device == "tensorrt" or (family, variant) in (("bart", "dedup"), ("gpt2", "dedup")),
+        lambda family, variant, device: (
+            device == "tensorrt" or (family, variant) in (("bart", "dedup"), ("gpt2", "dedup"))
+        ),
     ),
 )
 def test_each_sample_gets_what_it_gets_alone(bundles: BundleCache, family: str, variant: str, device: str) -> None:
