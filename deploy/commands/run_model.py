@@ -65,7 +65,7 @@ HINTS = {
         ("--file", "-f"), "the whole content of a file is one input with --prompt-file FILE, or with --document"
     ),
     "--output-format": "the format of the results is --format",
-    **dict.fromkeys(("--vad", "--vad-filter"), "windows of silence are skipped by --silence-threshold-db"),
+    "--vad": "voice activity is --vad-filter",
     "--condition-on-previous-text": "the context of earlier windows is --condition-on-prev-tokens",
     "--without-timestamps": "timestamps are left out by --no-return-timestamps",
     **dict.fromkeys(
@@ -453,6 +453,30 @@ def run_model(
             metavar="START,END,...",
             help="Transcribe this part of each recording alone, or these parts: starts and ends in seconds, such as "
             "60,90.5; without the last END up to the end. A long file is not read up to there. Whisper only.",
+        ),
+    ] = None,
+    vad_filter: Annotated[
+        bool | None,
+        typer.Option(
+            "--vad-filter/--no-vad-filter",
+            help="Transcribe only the speech in a recording, which Silero's model of voice activity finds (VAD). Times "
+            "are those of the recording. Whisper only.",
+        ),
+    ] = None,
+    vad_parameters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Settings of --vad-filter as in faster-whisper, in JSON: threshold, min_speech_duration_ms, "
+            "max_speech_duration_s, min_silence_duration_ms, speech_pad_ms.",
+        ),
+    ] = None,
+    batched_windows: Annotated[
+        bool | None,
+        typer.Option(
+            "--batched-windows/--no-batched-windows",
+            help="Fill each window with whole parts of the speech that --vad-filter finds, and run the windows of a "
+            "recording side by side.",
         ),
     ] = None,
     silence_threshold_db: Annotated[

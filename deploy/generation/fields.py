@@ -33,6 +33,7 @@ from tightbeam.deploy.generation.values import (
     TokenTable,
     TrieFile,
     ValueType,
+    VoiceActivity,
     WhisperPromptIds,
 )
 
@@ -204,6 +205,9 @@ FIELDS: tuple[Field, ...] = (
     _of_recording("compression_ratio_threshold", Number(1.35, "a number", ANY_NUMBER)),
     _of_recording("logprob_threshold", Number(-1.0, "a number", ANY_NUMBER)),
     _of_recording("no_speech_threshold", Number(0.6, "a number", ANY_NUMBER)),
+    _of_recording("vad_filter", Flag(), False),
+    _of_recording("vad_parameters", VoiceActivity()),
+    _of_recording("batched_windows", Flag(), False, not_with=("condition_on_prev_tokens",)),
     _of_recording("silence_threshold_db", Number(-45, "a number below 0, full scale", (-math.inf, -math.ulp(0)))),
     _of_recording("min_speech_s", Number(0.1, "a number of seconds from 0 on", (0, math.inf))),
     # Facts of a Whisper checkpoint

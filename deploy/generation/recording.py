@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tightbeam.deploy.errors import Fix, Setting
 from tightbeam.deploy.generation.fields import ALL_SEGMENTS, ModelKind, fields_of
 from tightbeam.deploy.generation.settings import Settings
+from tightbeam.deploy.generation.vad import VadParameters
 
 __all__ = ["RecordingSettings", "WindowStart", "read_recording_settings"]
 
@@ -65,6 +66,10 @@ class RecordingSettings:
         Seconds above that level that a window needs to be run.
     clip_timestamps : tuple of (float, float)
         Starts and ends in seconds of the clips that are transcribed; empty for the whole recording.
+    vad : VadParameters or None
+        How speech is found; None takes all sound.
+    batched_windows : bool
+        Windows of whole parts of speech, side by side.
     seed : int or None
         Seed of the attempts that sample.
     asked : str
@@ -84,6 +89,8 @@ class RecordingSettings:
     silence_threshold_db: float | None = None
     min_speech_s: float = DEFAULT_MIN_SPEECH_S
     clip_timestamps: tuple[tuple[float, float], ...] = ()
+    vad: VadParameters | None = None
+    batched_windows: bool = False
     seed: int | None = None
     asked: str = ""
 
@@ -114,7 +121,7 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
     own_fields = [name for name, own in fields_of(ModelKind.WHISPER).items() if own.of_recording]
     before, least = settings["no_timestamps_token_id"], settings["min_speech_s"]
     thresholds = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "silence_threshold_db")
-    same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "clip_timestamps", "seed")
+    same = (*thresholds, "condition_on_prev_tokens", "prompt_ids", "clip_timestamps", "batched_windows", "seed")
     return RecordingSettings(
         **{name: settings[name] for name in same},
         return_timestamps=settings["return_timestamps"] if settings.is_asked("return_timestamps") else None,
@@ -122,6 +129,7 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
         all_segments=settings["prompt_condition_type"] == ALL_SEGMENTS or settings["hotwords"] is not None,
         prev_sot=_prev_sot(settings),
         no_speech=before - 1 if before else None,
+        vad=settings["vad_parameters"] or VadParameters() if settings["vad_filter"] else None,
         min_speech_s=DEFAULT_MIN_SPEECH_S if least is None else least,
         asked=next((name for name in sorted(own_fields) if settings.is_asked(name)), ""),
     )
@@ -142,6 +150,10 @@ def _check_together(settings: Settings) -> None:
     if settings["prompt_condition_type"] == ALL_SEGMENTS and not settings["condition_on_prev_tokens"]:
         fix = Fix("pass {} too", Setting("condition_on_prev_tokens", True))
         raise settings.error("prompt_condition_type", "does nothing alone", fix=fix)
+    for name in ("vad_parameters", "batched_windows"):
+        if settings[name] and not settings["vad_filter"]:
+            fix = Fix("pass {} too, or leave it out", Setting("vad_filter", True))
+            raise settings.error(name, "does nothing without vad_filter", fix=fix)
     if "min_speech_s" in settings and "silence_threshold_db" not in settings:
         raise settings.error("min_speech_s", "does nothing without silence_threshold_db", fix=both)
 

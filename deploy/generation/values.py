@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from numbers import Integral, Real
@@ -15,6 +17,7 @@ import numpy as np
 from tightbeam.deploy.errors import Constant, Fix, GenerationError, InputError, Setting, short_repr
 from tightbeam.deploy.generation.layers import CHECKPOINT
 from tightbeam.deploy.generation.stop_strings import StopStrings
+from tightbeam.deploy.generation.vad import VAD_BOUNDS, VadParameters
 from tightbeam.deploy.tries.file import read_trie
 from tightbeam.deploy.tries.trie import Trie
 
@@ -36,6 +39,7 @@ __all__ = [
     "TokenTable",
     "TrieFile",
     "ValueType",
+    "VoiceActivity",
     "WhisperPromptIds",
 ]
 
@@ -361,6 +365,28 @@ def _number_of(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+@dataclass(frozen=True)
+class VoiceActivity:
+    """Settings of voice activity by their names, in an object or in its JSON."""
+
+    def read(self, given: Given) -> VadParameters:
+        value = given.value
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        fix = 'pass an object such as {"threshold": 0.6, "speech_pad_ms": 200}'
+        if not isinstance(value, Mapping):
+            raise given.error(expected="an object of settings", fix=fix)
+        if unknown := next((name for name in value if name not in VAD_BOUNDS), None):
+            raise given.error(f"has no setting {short_repr(unknown)}", fix=f"pass some of {', '.join(VAD_BOUNDS)}")
+        for name, each in value.items():
+            least, most = VAD_BOUNDS[name]
+            if not least <= as_number(each) <= most:
+                problem = f"has {name} {short_repr(each)}"
+                raise given.error(problem, fix=f"pass a number from {least:g} to {most:g} for it")
+        return VadParameters(**{name: float(each) for name, each in value.items()})
 
 
 @dataclass(frozen=True)

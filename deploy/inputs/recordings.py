@@ -7,17 +7,13 @@ by one, and decoded together.
 from __future__ import annotations
 
 import math
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.stored_samples import StoredSamples
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.inputs.file_lines import FileLine
 from tightbeam.deploy.inputs.files.audio import Source, read_blocks
@@ -73,7 +69,7 @@ class RecordingReader(SourceReader):
     def open(self, result: InputResult, source: str | bytes | Array | SoundSource) -> OpenInput:
         recordings = self._recordings
         blocks = read_blocks(source, recordings.sampling_rate_hz, most_s=self._most_s, on_note=result.notes.append)
-        samples = _StoredSamples(blocks, in_memory=recordings.longest)
+        samples = StoredSamples(blocks, in_memory=recordings.longest)
         result.seconds = samples.count / recordings.sampling_rate_hz
         with _named(result.source):
             parts = recordings.parts(samples.count)
@@ -87,7 +83,7 @@ class RecordingReader(SourceReader):
             )
         return opened
 
-    def _made(self, result: InputResult, samples: _StoredSamples, parts: Iterable[slice]) -> Iterator[Sample]:
+    def _made(self, result: InputResult, samples: StoredSamples, parts: Iterable[slice]) -> Iterator[Sample]:
         """Make the sample of each part of a recording on demand. Raises InputError."""
         for part in parts:
             with _named(result.source):
@@ -102,38 +98,6 @@ def _named(source: str | None) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{source}: {error}" if source else str(error)) from None
-
-
-class _StoredSamples:
-    """The samples of a recording, on disk if there are many.
-
-    Parameters
-    ----------
-    blocks : iterable of float32 arrays [n]
-        Consecutive samples.
-    in_memory : int
-        The most samples that stay in memory.
-
-    Attributes
-    ----------
-    count : int
-        The number of samples.
-    close : function
-        Frees the samples.
-    """
-
-    def __init__(self, blocks: Iterable[Array], in_memory: int) -> None:
-        self._file = tempfile.SpooledTemporaryFile(4 * in_memory)  # noqa: SIM115  # closed with the recording
-        self.close = weakref.finalize(self, self._file.close)
-        self.count = 0
-        for block in blocks:
-            self._file.write(block.astype(np.float32, copy=False).tobytes())
-            self.count += len(block)
-
-    def read(self, part: slice) -> npt.NDArray[np.float32]:
-        """Read consecutive samples float32 [n]."""
-        self._file.seek(4 * part.start)
-        return np.frombuffer(self._file.read(4 * (part.stop - part.start)), np.float32)
 
 
 def run_recordings(

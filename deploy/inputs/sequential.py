@@ -16,6 +16,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.audio.alignment import token_times
+from tightbeam.deploy.audio.joined_times import WHOLE, JoinedTimes
 from tightbeam.deploy.audio.segments import FRAME_S, FRAMES, TIMESTAMP_S, Segment, TokenTime, cut_segments
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
@@ -54,8 +55,10 @@ class SequentialTranscription:
         Arguments of ``model.generate``.
     timestamps : bool
         False for a recording of one window, whose tokens have no timestamps.
-    begin_s : float
-        Seconds before this part of a recording that is cut into several.
+    times : JoinedTimes
+        The times in the recording of this part of it.
+    language : int, optional
+        The token of the language, if it was found elsewhere.
 
     Attributes
     ----------
@@ -76,9 +79,10 @@ class SequentialTranscription:
         settings: Mapping[str, Any],
         *,
         timestamps: bool,
-        begin_s: float = 0.0,
+        times: JoinedTimes = WHOLE,
+        language: int | None = None,
     ) -> None:
-        self.begin_s = begin_s
+        self.times = times
         self._model, self._recording = model, recording
         self._settings = {**settings, "return_timestamps": timestamps}
         self._own = self._options(WindowStart())
@@ -86,7 +90,7 @@ class SequentialTranscription:
         self._how: RecordingSettings = self._own.recording
         self._first = model.manifest.generation.get("no_timestamps_token_id", self._own.vocab_size) + 1
         self._longest: int | None = None
-        self._language: int | None = None
+        self._language = language
         self.language_probability: float | None = None
         self._conditions = self._how.condition_on_prev_tokens
         prompt = self._how.prompt_ids
@@ -101,6 +105,16 @@ class SequentialTranscription:
     def language(self) -> str | None:
         """The code of the language, such as "en"; None for a model of one language."""
         return language_of(self._model, (self._language, *self._own.prompt))
+
+    @property
+    def language_token(self) -> int | None:
+        """The token of the language that was found; None before, and if the settings name one."""
+        return self._language
+
+    @property
+    def finds_language(self) -> bool:
+        """True if the first window that runs finds the language."""
+        return CHOSEN in self._own.prompt and self._language is None and not self.done
 
     @property
     def options(self) -> GenerationOptions:

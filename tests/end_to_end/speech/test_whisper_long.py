@@ -22,6 +22,8 @@ from support.tolerance import allowed, error
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.inputs import windows
+from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.run import run_inputs
 from tightbeam.deploy.inputs.sequential import compression_ratio
 from tightbeam.deploy.inputs.windows import WindowReader
@@ -206,6 +208,15 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"clip_timestamps": "1,1"}, "has a clip that ends where it starts, at 1 s"),
         ({"clip_timestamps": []}, "is not times in seconds"),
         ({"clip_timestamps": "5"}, r"the recording ends at 1.20 s, before the clip from 5 s on; pass times within it"),
+        ({"vad_parameters": {"threshold": 0.6}}, "does nothing without vad_filter; pass vad_filter=True too"),
+        ({"batched_windows": True}, "batched_windows=True .* does nothing without vad_filter"),
+        ({"vad_filter": True, "vad_parameters": {"onset": 1}}, "has no setting 'onset'; pass some of threshold, min_"),
+        ({"vad_filter": True, "vad_parameters": '{"threshold": 2}'}, "has threshold 2; pass a number from 0.01 to 1"),
+        ({"vad_filter": True, "vad_parameters": "0.6"}, "is not an object of settings; pass an object such as"),
+        (
+            {"vad_filter": True, "batched_windows": True, "condition_on_prev_tokens": True},
+            "batched_windows.* condition_on_prev_tokens|condition_on_prev_tokens.* batched_windows",
+        ),
         ({"seed": 3}, "seed=3 .* does nothing, since no temperature is above 0"),
         ({"temperature": 0.5, "seed": -3}, "seed=-3 .* is not an integer of at least 0"),
         ({"prompt_ids": list(range(46))}, "prompts of 49 tokens leave none of the model's 48 positions"),
@@ -319,6 +330,89 @@ def test_clips_give_what_they_would_alone_at_times_of_the_recording(bundles: Bun
         == runner.transcribe_outputs([whole], clip_timestamps="0.5,2,3")[0].segments
     )
     assert runner.transcribe([whole], clip_timestamps="0") == runner.transcribe([whole])
+
+
+class Loud:
+    """A detector for which all that is loud is speech."""
+
+    def __init__(self) -> None:
+        self.probabilities: list[float] = []
+
+    def listen(self, blocks: Any) -> Any:
+        whole = np.concatenate(list(blocks))
+        chunks = np.pad(whole, (0, -len(whole) % 512)).reshape(-1, 512)
+        self.probabilities = [float(np.abs(chunk).max() > 1e-3) for chunk in chunks]
+        yield whole
+
+
+SPEECH: dict[str, Any] = {
+    "vad_filter": True,
+    "vad_parameters": {"min_silence_duration_ms": 200, "speech_pad_ms": 0},
+    "return_token_timestamps": True,
+}
+
+
+def loud(seed: int, chunks: int) -> Array:
+    return (np.random.default_rng(seed).standard_normal(512 * chunks) * 0.1).astype(np.float32)
+
+
+def test_speech_is_joined_and_its_times_are_those_of_the_recording(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runner = with_timestamps(bundles, "el")
+    monkeypatch.setattr(windows, "SpeechDetector", Loud)
+    silence = np.zeros(512 * 100, np.float32)
+    first, second = loud(1, 40), loud(2, 50)
+    (found,) = runner.transcribe_outputs([np.concatenate([silence, first, silence, second, silence])], **SPEECH)
+    (joined,) = runner.transcribe_outputs([np.concatenate([first, second])], return_token_timestamps=True)
+    assert found.texts == joined.texts and found.sequences == joined.sequences
+    assert found.segments and joined.segments and len(joined.segments) > 1
+    for own, expected in zip(found.segments, joined.segments, strict=True):
+        start_s = min(expected.start_s, 2.88)  # this model puts some times behind the sound
+        assert own.start_s == pytest.approx(start_s + (6.4 if start_s >= 1.28 else 3.2))
+        assert own.start_s <= own.end_s and (3.2 <= own.end_s <= 4.48001 or 7.68 <= own.end_s <= 9.28001)
+    assert {own.start_s > 7 for own in found.segments} == {True, False}
+    (quiet,) = runner.transcribe_outputs([silence], **SPEECH)
+    assert (quiet.sequences, quiet.segments) == ([[]], [])
+
+
+def test_batched_windows_give_what_they_would_alone(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts fill a window, the others have one each; all are in the language that the first one finds."""
+    _, runner = with_timestamps(bundles, "el")
+    monkeypatch.setattr(windows, "SpeechDetector", Loud)
+    silence = np.zeros(512 * 20, np.float32)
+    parts = [loud(1, 10), loud(2, 12), loud(3, 28), loud(4, 30)]
+    recording = np.concatenate([silence, *(sound for part in parts for sound in (part, silence))])
+    groups = [np.concatenate(parts[:2]), *parts[2:]]
+    how: dict[str, Any] = {"return_timestamps": True, "return_token_timestamps": True, "task": "transcribe"}
+    language = runner.transcribe_outputs([groups[0]], **how)[0].language
+    alone = [runner.transcribe_segments([own], language=language, **how)[0] for own in groups]
+    for together in (1, windows.PARTS_TOGETHER):
+        monkeypatch.setattr(windows, "PARTS_TOGETHER", together)
+        (found,) = runner.transcribe_outputs([recording], batched_windows=True, **{**SPEECH, **how})
+        assert found.language == language and found.segments is not None
+        assert [own.tokens for own in found.segments] == [own.tokens for each in alone for own in each]
+    begins_s = [0.032 * chunks for chunks in (20 + 10 + 20 + 12 + 20, 20 + 10 + 20 + 12 + 20 + 28 + 20)]
+    starts_s = [begin_s + own.start_s for begin_s, each in zip(begins_s, alone[1:], strict=True) for own in each]
+    ends_s = [begin_s + 0.032 * chunks for begin_s, chunks in zip(begins_s, (28, 30), strict=True)]
+    last = found.segments[len(alone[0]) :]
+    for own, start_s in zip(last, starts_s, strict=True):  # times that this model puts behind the sound are its end
+        assert own.start_s == pytest.approx(min(start_s, ends_s[start_s >= begins_s[1]]))
+        assert own.start_s <= own.end_s <= ends_s[start_s >= begins_s[1]] + 1e-9
+
+
+def test_speech_of_a_clip(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note on how much is speech, and the seconds of the recording."""
+    _, runner = with_timestamps(bundles, "el")
+    monkeypatch.setattr(windows, "SpeechDetector", Loud)
+    silence = np.zeros(512 * 100, np.float32)
+    recording = np.concatenate([silence, loud(1, 60), silence])
+    reader = WindowReader(runner.model, {**SPEECH, "clip_timestamps": [4, 6]})
+    opened = reader.read(1, recording)
+    assert opened.result.notes == ["speech is 1.1 s of 2.0 s"] and opened.result.seconds == pytest.approx(2)
+    (done,) = [each for each in run_inputs(runner.model, [opened], max_rows=4) if isinstance(each, OpenInput)]
+    assert done.result.seconds == pytest.approx(2)
+    assert done.result.segments and all(4 <= own.start_s <= own.end_s <= 5.13 for own in done.result.segments)
 
 
 @pytest.fixture(scope="module")
