@@ -132,7 +132,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "marian": {
         "activation_function": "swish",
-        "encoder_layers": 1,
         "vocab_size": 99,
         "decoder_attention_heads": 6,
         "pad_token_id": 98,
