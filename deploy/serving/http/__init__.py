@@ -8,7 +8,6 @@ errors.py          errors as each client expects them
 streams.py         server-sent events
 openai/            /v1: transcriptions, completions, chat completions, models
 libretranslate.py  /translate, /languages
-markup.py          HTML as texts to translate
 generate.py        /generate, as Triton's generate extension has it
 run.py             the process: uvicorn, until a signal
 page.html          the page at /

@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 from typing import Any, NoReturn
 
 import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from tightbeam.deploy.documents.known_formats import formats
+from tightbeam.deploy.documents.passages import Document
+from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translator, translation
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.translation import AUTO
-from tightbeam.deploy.serving.http.errors import HttpError, refused
+from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
-from tightbeam.deploy.serving.http.markup import Markup
 from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.parameters import default_beams
@@ -29,8 +31,10 @@ from tightbeam.deploy.text.languages import DetectedLanguage, DetectorMissing, l
 
 __all__ = ["Languages", "translation_routes"]
 
-MOST_MARKUP = 1 << 18
-"""Characters of a request in HTML."""
+MOST_CHARACTERS = 1 << 18
+"""Characters of the texts of a request."""
+SPECIAL_TOKENS = 8
+"""More tokens than a tokenizer adds to a text."""
 MOST_FOUND, LEAST = 5, 0.01
 """The most languages that /detect lists, and the least probability of all but the first."""
 
@@ -91,27 +95,29 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         wanted = _count(fields.get("alternatives", 0))
         asked, target = (str(fields.get(name) or "") for name in ("source", "target"))
         own = {name: each for name, each in languages.items() if fields.get("model") in (None, "", name)}
-        source, about = asked, {}
+        source = asked
+        about: dict[str, Any] = {}
         if asked in ("", AUTO) and (sources := _sources(own, target)):
             (found, *_) = await _detected(given, sources, html=kind == "html")
             source, about = found["language"], {"detectedLanguage": [found] * len(given) if several else found}
         name, settings = _chosen(own, source, target)
-        if kind == "html":
-            if wanted:
-                raise refused("alternatives", "is for format=text; leave it out")
-            pages = await while_connected(request, _pages(models[name], given, settings))
-            return JSONResponse({**about, "translatedText": pages if several else pages[0]})
-        if wanted:
-            settings["num_return_sequences"] = wanted + 1
-            settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
+        if kind == "html" and wanted:
+            raise refused("alternatives", "is for format=text; leave it out")
+        if not wanted:
+            made = await while_connected(request, _documents(models[name], given, kind, source, settings))
+            translated, reports = [each.text for each in made], [each.reports for each in made]
+            about["translatedText"] = translated if several else translated[0]
+            if any(reports):
+                about["reports"] = reports if several else reports[0]
+            return JSONResponse(about)
+        settings["num_return_sequences"] = wanted + 1
+        settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
         outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
         rows = [output.texts or [] for output in outputs]
-        best = [each[0] for each in rows]
-        made: dict[str, Any] = {**about, "translatedText": best if several else best[0]}
-        if wanted:
-            others = [each[1:] for each in rows]
-            made["alternatives"] = others if several else others[0]
-        return JSONResponse(made)
+        best, others = [each[0] for each in rows], [each[1:] for each in rows]
+        about["translatedText"] = best if several else best[0]
+        about["alternatives"] = others if several else others[0]
+        return JSONResponse(about)
 
     @routes.get("/languages")
     async def list_languages() -> Response:
@@ -149,18 +155,86 @@ def _texts(given: Any) -> tuple[list[str], bool]:
     raise refused("q", "is missing; send the text to translate, or a list of texts")
 
 
-async def _pages(model: ServedModel, given: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """Translate the texts of pages of HTML, each alone. Raises HttpError."""
-    if sum(map(len, given)) > MOST_MARKUP:
-        raise refused("q", f"has more than {MOST_MARKUP:,} characters of HTML; send it in pieces")
-    pages = await asyncio.to_thread(lambda: [Markup(each) for each in given])
-    own = [text for page in pages for text in page.texts]
+@dataclass(frozen=True)
+class _Made:
+    """A document in another language, and what did not come back as it was."""
+
+    text: str
+    reports: list[str]
+
+
+async def _documents(
+    model: ServedModel, given: Sequence[str], kind: str, language: str, settings: Mapping[str, Any]
+) -> list[_Made]:
+    """Translate documents, the sentences of all of them together. Raises HttpError."""
+    if sum(map(len, given)) > MOST_CHARACTERS:
+        raise refused("q", f"has more than {MOST_CHARACTERS:,} characters; send it in pieces")
+    how = Translator(language.split("-")[0], partial(_fits, model))
+    try:
+        async with asyncio.timeout(model.deadline_s):
+            return await _in_rounds(model, given, kind, how, settings)
+    except TimeoutError:
+        problem = f"the texts were not translated within {model.deadline_s:g} s; send them in pieces"
+        raise RequestFailed(problem, client_error=False) from None
+    except InputError as error:
+        raise HttpError(400, str(error), param="q") from None
+
+
+async def _in_rounds(
+    model: ServedModel, given: Sequence[str], kind: str, how: Translator, settings: Mapping[str, Any]
+) -> list[_Made]:
+    """Translate documents; raises as `_documents`, and InputError."""
+    documents = await asyncio.to_thread(lambda: [_read(each, kind) for each in given])
+    rounds = [translation(document.passages, how) for document in documents]
+    steps: list[list[Piece] | Translated] = await asyncio.to_thread(lambda: [_step(each, None) for each in rounds])
+    while pieces := [piece.text for step in steps if isinstance(step, list) for piece in step]:
+        found = iter(await _translated(model, pieces, settings))
+        results = [[next(found) for _ in step] if isinstance(step, list) else step for step in steps]
+        steps = await asyncio.to_thread(_next_steps, rounds, results)
+    steps = _next_steps(rounds, [[] if isinstance(step, list) else step for step in steps])
+    ended = [step for step in steps if isinstance(step, Translated)]
+    texts_made = [document.write(step.texts).decode() for document, step in zip(documents, ended, strict=True)]
+    return [_Made(text, step.reports) for text, step in zip(texts_made, ended, strict=True)]
+
+
+def _read(text: str, kind: str) -> Document:
+    """Read a text as a document. Raises InputError."""
+    try:
+        return formats()[kind].read(text.encode())
+    except UnicodeEncodeError:
+        raise InputError("a text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
+
+
+def _step(rounds: Rounds, results: list[str] | None) -> list[Piece] | Translated:
+    """Return the next pieces of a document, or the whole at its end."""
+    try:
+        return next(rounds) if results is None else rounds.send(results)
+    except StopIteration as end:
+        made: Translated = end.value
+        return made
+
+
+def _next_steps(rounds: Sequence[Rounds], results: Sequence[list[str] | Translated]) -> list[list[Piece] | Translated]:
+    """Return the next step of each document that has not ended."""
+    both = zip(rounds, results, strict=True)
+    return [_step(each, result) if isinstance(result, list) else result for each, result in both]
+
+
+def _fits(model: ServedModel, text: str) -> bool:
+    """True if a text has no more tokens than the model has positions."""
+    most = model.manifest.sizes.max_source
+    if len(text.encode()) + SPECIAL_TOKENS <= most:  # a text has no more tokens than bytes, but for special ones
+        return True
+    return model.codec is None or len(model.codec.encode(text)) <= most
+
+
+async def _translated(model: ServedModel, pieces: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Translate sentences, as many in a request as it may have. Raises HttpError."""
     found: list[str] = []
-    for begin in range(0, len(own), model.max_batch_size):
-        part = texts(own[begin : begin + model.max_batch_size])
+    for begin in range(0, len(pieces), model.max_batch_size):
+        part = texts(pieces[begin : begin + model.max_batch_size])
         found += [(output.texts or [""])[0] for output in await model.outputs({TEXT: part}, settings)]
-    ends = list(accumulate(len(page.texts) for page in pages))
-    return [page.with_texts(found[end - len(page.texts) : end]) for page, end in zip(pages, ends, strict=True)]
+    return found
 
 
 def _count(given: Any) -> int:
@@ -185,8 +259,10 @@ async def _detected(given: Sequence[str], sources: Sequence[str], *, html: bool)
     """Return the likeliest languages of texts among ``sources``, with confidences in percent. Raises HttpError."""
 
     def find() -> list[DetectedLanguage]:
-        shown = [text[:MOST_MARKUP] for text in given]
-        return likely_languages([" ".join(Markup(text).texts) for text in shown] if html else shown, sources)
+        shown = [text[:MOST_CHARACTERS] for text in given]
+        if html:
+            shown = [" ".join(passage.text for passage in _read(text, "html").passages) for text in shown]
+        return likely_languages(shown, sources)
 
     try:
         found = await asyncio.to_thread(find)

@@ -124,6 +124,11 @@ class ServedModel:
         return self._options.max_batch_size
 
     @property
+    def deadline_s(self) -> float:
+        """Seconds after which a request without its last response fails."""
+        return self._options.deadline_s
+
+    @property
     def reads_text(self) -> bool:
         """True for a model of texts, rather than of speech or images."""
         return bool(self.manifest.reads_text)
