@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from tightbeam.deploy.runtimes.process.freed_memory import release_freed_memory
 from tightbeam.deploy.serving.dispatch.responder import Outcome, Responder
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, WorkerProcess
 from tightbeam.deploy.serving.protocol.log import log, log_exception
-from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, Request, Requests, Started, Stats
+from tightbeam.deploy.serving.protocol.messages import Cancel, Event, Reading, Report, Request, Requests, Started, Stats
 
 __all__ = ["Dispatcher"]
 
@@ -39,6 +40,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 """Pause before the second restart in a row without a response between them; it doubles with each further one."""
 HEALTHY_SECONDS = 60.0
 """A worker that ends after this time begins a new row, though all its requests may have been cancelled."""
+IDLE_SECONDS = 1.0
+"""After this time without a request the memory of the last ones is given back to the system."""
 SILENCE_SECONDS = 900.0
 """A worker that has requests and reports nothing for this time hangs, and is killed. A worker that works reports twice
 a second, but between two steps alone."""
@@ -171,10 +174,17 @@ class Dispatcher:
 
     def _send_all(self) -> None:
         next_check = next_update = 0.0
+        rested = True  # the memory of the last requests was given back
         while not self._closing:
-            wait = min(next_check, next_update) - time.monotonic() if self._open else None
-            with suppress(queue.Empty):
-                self._wake.get(timeout=None if wait is None else max(0.0, wait))
+            idle = not self._open
+            wait = IDLE_SECONDS if idle else max(0.0, min(next_check, next_update) - time.monotonic())
+            try:
+                self._wake.get(timeout=None if idle and rested else wait)
+                rested = False
+            except queue.Empty:
+                if idle:
+                    release_freed_memory()
+                    rested = True
             self._send_requests()
             start = time.monotonic()
             if start >= next_check:
@@ -246,20 +256,21 @@ class Dispatcher:
     def _receive_all(self) -> None:
         while self._up:
             try:
-                report = self._worker.receive()
+                self._take(self._worker.receive())  # no variable keeps a report until the next one
             except WorkerError as error:
                 if self._closing:
                     return
                 self._recover(str(error))
-                continue
-            with self._changed:
-                self._heard = time.monotonic()
-                for name, amount in vars(report.stats).items():
-                    setattr(self._stats, name, getattr(self._stats, name) + amount)
-                for event in report.events:
-                    self._add(event)
-            if not self._open or any(each.suspect for each in list(self._open.values())):
-                self._wake.put(None)  # for the metrics, or for the next suspect
+
+    def _take(self, report: Report) -> None:
+        with self._changed:
+            self._heard = time.monotonic()
+            for name, amount in vars(report.stats).items():
+                setattr(self._stats, name, getattr(self._stats, name) + amount)
+            for event in report.events:
+                self._add(event)
+        if not self._open or any(each.suspect for each in list(self._open.values())):
+            self._wake.put(None)  # for the metrics, or for the next suspect
 
     def _add(self, event: Event) -> None:
         found = self._open.get(event.number)

@@ -9,6 +9,8 @@ import os
 import queue
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -280,6 +282,25 @@ def test_response_is_sent_while_others_run(scripted: Scene, triton: FakeTriton) 
     until(lambda: first.over and triton.metrics["tightbeam_tokens_total"] == 2)
     assert triton.metrics["tightbeam_tokens_per_second"] == 4
     assert triton.metrics["tightbeam_batch_fill"] == 1.5 / 8
+
+
+def test_a_backend_without_requests_keeps_nothing_of_the_last_one(
+    scripted: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[None] = []
+    monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(dispatcher, "release_freed_memory", lambda: released.append(None))
+    backend, worker = scripted
+    for count in (1, 2):
+        backend.execute([request := ids()])
+        (sent,) = worker.requests()
+        event = row(sent.number)
+        seen = weakref.ref(event)
+        worker.report(Started(sent.number), event)
+        del event
+        until(lambda: request.over and seen() is None and len(released) == count)  # noqa: B023
+    time.sleep(0.2)
+    assert len(released) == 2, "once after the last request"
 
 
 def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton: FakeTriton) -> None:
