@@ -39,11 +39,13 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.chat.messages import TextSource, check_messages
+from tightbeam.deploy.documents.known_formats import format_of
 from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.processors import AnyProcessor, check_pixels
+from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, read_document
 from tightbeam.deploy.inputs.images import read_images
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
@@ -449,6 +451,53 @@ class Runner:
             The errors of `generate_text`, except that settings may ask for more than texts.
         """
         return self._outputs(texts, truncate, batch_size, self.model.settings.without_effect(settings))
+
+    def translate_document(
+        self,
+        document: str | os.PathLike[str] | bytes,
+        *,
+        document_format: str | None = None,
+        glossary: str | os.PathLike[str] | None = None,
+        batch_size: int = 8,
+        **settings: Any,
+    ) -> TranslatedDocument:
+        """Translate a document sentence by sentence, and keep its structure.
+
+        Parameters
+        ----------
+        document : str, path or bytes
+            The name of a file, or the content of one.
+        document_format : str, optional
+            Its format: text, markdown, html, subtitles, po or docx; by default that of the ending of its name.
+        glossary : str or path, optional
+            File of terms whose translation is forced: a term and its translation in each line.
+        batch_size : int
+            The most sentences that run together.
+        **settings
+            Arguments of ``model.generate``, by the same names.
+
+        Returns
+        -------
+        TranslatedDocument
+            Its content in ``data``, and in ``reports`` what did not come back as it was.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model.
+        InputError
+            The document or the glossary cannot be read, or the model reads no text.
+        BundleError
+            The runtime failed.
+        """
+        check_count("batch_size", batch_size, "sentences")
+        self._check_reads_tokens()
+        name = "" if isinstance(document, bytes) else os.fspath(document)
+        kind = format_of(name, document_format)
+        data = document if isinstance(document, bytes) else read_document(name)
+        terms = None if glossary is None else glossary_of(self.model, os.fspath(glossary))
+        own = DocumentRunner(self.model, self.model.settings.without_effect(settings), batch_size, glossary=terms)
+        return own.translate(data, kind)
 
     def chat(
         self,

@@ -211,8 +211,8 @@ def run_model(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Format of the documents of --document, for translators: text, markdown, html or subtitles; by "
-            "default that of the ending of each file's name.",
+            help="Format of the documents of --document, for translators: text, markdown, html, subtitles, po or "
+            "docx; by default that of the ending of each file's name.",
         ),
     ] = None,
     glossary: Annotated[

@@ -12,12 +12,9 @@ from typing import Any
 from tightbeam.deploy.bundle.atomic_file import write_file
 from tightbeam.deploy.console import say
 from tightbeam.deploy.documents.format import Format
-from tightbeam.deploy.documents.glossary import MOST_BYTES as MOST_GLOSSARY_BYTES
-from tightbeam.deploy.documents.glossary import Glossary, read_glossary
 from tightbeam.deploy.documents.known_formats import format_of
-from tightbeam.deploy.errors import BundleError, DeviceError, InputError, open_fault
-from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, is_translator
-from tightbeam.deploy.inputs.files.regular import not_regular
+from tightbeam.deploy.errors import BundleError, DeviceError, InputError
+from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, is_translator
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.run_model.input_files import STDIN
@@ -90,7 +87,7 @@ def run_documents(run: DocumentRun, model: Model, contents: Iterable[bytes], loa
         summary.tokens += result.new_tokens
         summary.by_default_length |= result.by_default_length
 
-    glossary = None if run.glossary is None else _glossary(model, run.glossary)
+    glossary = None if run.glossary is None else glossary_of(model, run.glossary)
     documents = DocumentRunner(model, run.settings, run.batch_size or 8, run.max_rows, glossary, on_piece)
     every = zip(run.sources, kinds, outputs, contents, strict=True)
     for number, (source, kind, output, data) in enumerate(every, start=1):
@@ -150,18 +147,6 @@ def _outputs(run: DocumentRun, kinds: Sequence[Format]) -> list[str]:
         if Path(path).exists() and (not run.force or Path(path).samefile(run.sources[place])):
             raise InputError(f"{path} exists; pass --force to replace a result, or another --output")
     return found
-
-
-def _glossary(model: Model, name: str) -> Glossary:
-    codec = model.text.require_tokenizer()
-    try:
-        if kind := not_regular(name):
-            raise InputError(f"{name} is {kind}; pass a file of terms")
-        with open(name, "rb") as file:
-            data = file.read(MOST_GLOSSARY_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{open_fault(name, error)}; pass --glossary a file of terms") from None
-    return read_glossary(data, name, codec.encode_output, codec.decode)
 
 
 def _write(output: str, made: TranslatedDocument) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import docx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.documents import translate
+from support.documents import drive, translate
 from tightbeam.deploy.documents.format import MOST_BYTES
 from tightbeam.deploy.documents.known_formats import format_of, formats
+from tightbeam.deploy.documents.translation import Translator, translation
 from tightbeam.deploy.errors import InputError
 
-TEXTUAL = [name for name, each in formats().items() if not each.binary]
+TEXTUAL = [name for name, each in formats().items() if not each.binary and name != "po"]
 PARTS = {
     "text": [*"aB. \n\r\t-*1)\u00a0é\u2028\x0b\x85"],
     "markdown": [
@@ -252,3 +259,122 @@ HOSTILE = {
 def test_hostile_documents_take_a_time_of_their_length(kind: str, part: str) -> None:
     source = BEGINNINGS.get(kind, "") + part * (20_000 // len(part))
     assert translate(source, kind)[0] == source
+
+
+PO = """# Header
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\\n"
+"Plural-Forms: nplurals=2; plural=(n != 1);\\n"
+
+#. note
+#: a.py:3
+#, python-format
+msgid "Hello %(name)s"
+msgstr ""
+
+msgctxt "menu"
+msgid "done"
+msgstr "fertig"
+
+#, fuzzy
+msgid "guess"
+msgstr "Rat"
+
+msgid "%d file"
+msgid_plural "%d files"
+msgstr[0] ""
+msgstr[1] ""
+
+#~ msgid "old"
+#~ msgstr "alt"
+"""
+
+
+def test_po_entries_without_a_translation_get_one() -> None:
+    made, reports = translate(PO, "po", lambda text: text.replace("Hello", "Hallo").replace("file", "Datei"))
+    wanted = PO.replace('name)s"\nmsgstr ""', 'name)s"\nmsgstr "Hallo %(name)s"').replace(
+        "Hello %(name)s", "Hello %(name)s"
+    )
+    wanted = wanted.replace('msgstr[0] ""', 'msgstr[0] "%d Datei"').replace('msgstr[1] ""', 'msgstr[1] "%d Dateis"')
+    assert (made.rstrip("\n"), reports) == (wanted.rstrip("\n"), [])
+
+
+@pytest.mark.parametrize("source", ['msgid "a"\nmsgid "b"\n', "<html>", 'msgstr "a"\n'])
+def test_a_broken_po_file_is_one_line(source: str) -> None:
+    with pytest.raises(InputError, match="no PO file") as error:
+        formats()["po"].read(source.encode())
+    assert str(error.value).isprintable()
+
+
+def word(fill: Callable[[Any], object]) -> bytes:
+    document = docx.Document()
+    fill(document)
+    out = io.BytesIO()
+    document.save(out)
+    return out.getvalue()
+
+
+def parts_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def translate_word(data: bytes, function: Callable[[str], str]) -> tuple[bytes, list[str]]:
+    document = formats()["docx"].read(data)
+    made = drive(
+        translation(document.passages, Translator("en", lambda text: True)), lambda piece: function(piece.text)
+    )
+    return document.write(made.texts), [*document.notes, *made.reports]
+
+
+def fill(document: Any) -> None:
+    paragraph = document.add_paragraph("The ")
+    paragraph.add_run("red").bold = True
+    paragraph.add_run(" house is ")
+    paragraph.add_run("big.")
+    document.add_heading("A title", 1)
+    document.add_table(1, 2).cell(0, 1).text = "A cell"
+    document.sections[0].header.paragraphs[0].text = "A header"
+    document.add_paragraph("With\ttab")
+
+
+def test_a_word_document_keeps_its_formatting() -> None:
+    data = word(fill)
+    same, notes = translate_word(data, str)
+    assert parts_of(same) == parts_of(word(fill)) and len(notes) == 1 and "is left" in notes[0]
+    words = {"The red house is big.": "Das Haus, das rot ist, ist groß.", "red": "rot"}
+    made = docx.Document(io.BytesIO(translate_word(data, lambda text: words.get(text, text.upper()))[0]))
+    runs = [(run.text, run.bold) for run in made.paragraphs[0].runs]
+    assert runs == [("Das Haus, das ", None), ("rot", True), (" ist, ist groß.", None)]
+    assert [each.text for each in made.paragraphs[1:]] == ["A TITLE", "With\ttab"]
+    assert made.paragraphs[1].style.name == "Heading 1"
+    assert made.tables[0].cell(0, 1).text == "A CELL"
+    assert made.sections[0].header.paragraphs[0].text == "A HEADER"
+
+
+def archive_of(parts: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def test_hostile_word_documents_are_one_line() -> None:
+    good = parts_of(word(fill))
+    body = good["word/document.xml"]
+    entities = body.replace(b"?>", b'?><!DOCTYPE a [<!ENTITY a "b">]>', 1)
+    deep = body.replace(b"<w:body>", b"<w:body>" + b"<w:p>" * 5000 + b"</w:p>" * 5000, 1)
+    for data, said in (
+        (b"text", "no Word document"),
+        (archive_of({"a": b"b"}), "no Word document"),
+        (archive_of({**good, "word/document.xml": body[:500]}), "no Word document"),
+        (archive_of({**good, "word/document.xml": entities}), "declares entities"),
+        (archive_of({**good, "word/document.xml": deep}), "no Word document"),
+        (archive_of({**good, "bomb.bin": bytes(1 << 27)}), "unpacks to more than"),
+        (archive_of({**good, **{f"{number}.bin": b"" for number in range(4100)}}), "more than 4,096 parts"),
+    ):
+        with pytest.raises(InputError, match=said) as error:
+            formats()["docx"].read(data)
+        assert str(error.value).isprintable()

@@ -1,0 +1,53 @@
+"""PO files of gettext, read by polib: entries without a translation get one; the others, and all comments, stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightbeam.deploy.documents.format import Format, decoded
+from tightbeam.deploy.documents.passages import Document, NewText, Passage
+from tightbeam.deploy.errors import InputError, first_line
+
+__all__ = ["FORMAT"]
+
+MOST_ENTRIES = 100_000
+"""Bound on the entries of a file."""
+
+
+def read(data: bytes) -> Document:
+    """Read a PO file. Raises InputError for one that polib cannot read, or if polib is missing."""
+    source, _ = decoded(data)
+    try:
+        import polib
+    except ImportError:
+        raise InputError("PO documents need polib, which is missing; pip install 'tightbeam[documents]'") from None
+    if source.count("msgid") > 3 * MOST_ENTRIES:
+        raise InputError(f"the document has more than {MOST_ENTRIES:,} entries; cut it into several")
+    try:
+        file = polib.pofile(f"{source.rstrip()}\n", wrapwidth=78)
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise InputError(f"the document is no PO file ({first_line(error)}); mend it, or pass another format") from None
+    entries = [entry for entry in file if not entry.translated() and not entry.obsolete and not entry.fuzzy]
+    passages = []
+    for entry in entries:
+        place = f"line {entry.linenum}"
+        passages.append(Passage(entry.msgid, place))
+        if entry.msgid_plural:
+            passages.append(Passage(entry.msgid_plural, place))
+
+    def write(texts: Sequence[NewText]) -> bytes:
+        made = iter(texts)
+        for entry in entries:
+            first = next(made).text
+            if entry.msgid_plural:
+                plural = next(made).text
+                forms = sorted(entry.msgstr_plural) or [0, 1]
+                entry.msgstr_plural = {number: plural if number else first for number in forms}
+            else:
+                entry.msgstr = first
+        return f"{file}\n".encode()
+
+    return Document(passages, write)
+
+
+FORMAT = Format("po", (".po", ".pot"), read)
