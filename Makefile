@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server check test lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind fuzz soak clean
+.PHONY: help demo zoo real-check serve-demo server check test suite lint reference docs slow wheel cuda cuda-check cuda-provider gpu-check sanitize valgrind fuzz soak clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,9 +67,12 @@ server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv
 check: lint $(BUILT) ## [2 min at most] lint, and the tests that matter for what changed against main; see tools/check.py
 	@$(BIN)/python -m tools.check
 
-test: lint $(BUILT) $(SERVED) ## [18 min] lint, and every test that needs neither minutes nor a GPU
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
-	  -m "not slow and not gpu"
+test: $(BUILT) $(SERVED) ## [18 min] lint, and every test that needs neither minutes nor a GPU, side by side
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
+
+suite:
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+	  --no-loadscope-reorder -m "not slow and not gpu"
 
 lint: $(READY) ## [1 min] formatting, strict types, and which module may import which
 	$(BIN)/ruff check .

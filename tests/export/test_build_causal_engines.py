@@ -1,7 +1,6 @@
 """Decoder-only bundles to TensorRT engines, tested like the others in test_build_engine.py.
 
-Every variant is built of one family, and each family that is not like Llama in the last of its own; ``make slow``
-builds the rest.
+``make test`` builds one family for each kind of attention and cache; ``make slow`` builds the rest.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ from support.bundles.causal_engines import CAUSAL
 from support.bundles.engines import check_builds, check_tokens_of_tensorrt_graphs
 from support.slow_cases import slow_unless
 
-LIKE_LLAMA = ("qwen2", "olmo2", "phi3", "gemma", "smollm3", "granite", "starcoder2", "qwen3", "olmo")
-"""Families whose graphs have the operators of Llama's, between other norms and activations."""
+QUICK = (
+    *(("gpt2", "el"), ("llama", "dedup"), ("gpt_neox", "kcache"), ("bloom", "slim"), ("gemma2", "kcache")),
+    ("gemma3_text", "kcache"),
+)
 
 
 @pytest.mark.parametrize(
     ("family", "variant"),
-    slow_unless(
-        CAUSAL,
-        lambda family, variant: (
-            (dict(CAUSAL)[family] == variant and family not in LIKE_LLAMA)
-            or (family, variant) in (("gpt2", "baseline"), ("gpt2", "el"))
-        ),
-    ),
+    slow_unless(CAUSAL, lambda *case: case in QUICK),
 )
 def test_every_variant_of_every_family_builds(bundles: BundleCache, family: str, variant: str, tmp_path: Path) -> None:
     check_builds(bundles(variant, family), tmp_path)

@@ -76,7 +76,7 @@ def test_dry_run_and_a_file_without_a_tokenizer(
     call: Command = caller(monkeypatch, capsys)
     file = write_gguf(tmp_path / "bare.gguf", make_model(), tokenizer=False)
     done = call(file, "--dry-run", entry=main)
-    assert done.code == 0 and "bare, llama: 2 decoder layers, 64 wide, 4 heads" in done.out
+    assert done.code == 0 and "bare, llama: 1 decoder layers, 64 wide, 4 heads" in done.out
     with checkpoint_of(file) as folder:
         found = load_checkpoint(folder)
     assert found.tokenizer is None and found.config.eos_token_id is None

@@ -173,9 +173,7 @@ def assert_rows_close(found: Array, exact: Array, naive: Array) -> None:
     ("family", "variant", "precision"),
     slow_unless(
         [(*case, precision) for case in CASES for precision in PRECISIONS],
-        lambda family, variant, precision: (
-            precision == "fp16" and (variant == "dedup" or (family, variant) in (("bart", "kcache"), ("t5", "slim")))
-        ),
+        lambda *case: case in [(family, "dedup", "fp16") for family in ("bart", "t5", "gpt2", "llama")],
     ),
 )
 def test_the_error_is_that_of_torch_in_that_precision(

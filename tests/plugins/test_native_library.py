@@ -113,7 +113,13 @@ def rounded_model(name: str, case: Case, kind: int, inside: bool) -> onnx.ModelP
     return model
 
 
-@pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(onnx.TensorProto.FLOAT16, id="float16"),
+        pytest.param(onnx.TensorProto.BFLOAT16, id="bfloat16", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", MODULES)
 def test_16_bit_types_are_float32_rounded(name: str, kind: int) -> None:
     for case in MODULES[name].cases():

@@ -26,7 +26,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def gpt2(bundles: BundleCache) -> Path:
-    return bundles("dedup", "gpt2", tokenizer=True, vocab_size=300)
+    return bundles("dedup", "gpt2", tokenizer=True)
 
 
 @pytest.fixture(scope="module")

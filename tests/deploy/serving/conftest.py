@@ -36,7 +36,7 @@ def bart(bundles: BundleCache) -> Runner:
 
 @pytest.fixture(scope="module")
 def gpt2(bundles: BundleCache) -> Runner:
-    return Runner.load(bundles("dedup", "gpt2", tokenizer=True, vocab_size=300), threads=1)
+    return Runner.load(bundles("dedup", "gpt2", tokenizer=True), threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ COMMAND = [sys.executable, "-m", "tightbeam.deploy.commands.serve_local"]
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "text": ("dedup", "bart", {"tokenizer": True}),
     "ids": ("el", "bart", {}),
-    "prompt": ("dedup", "gpt2", {"tokenizer": True, "vocab_size": 300}),
+    "prompt": ("dedup", "gpt2", {"tokenizer": True}),
     "prompt-ids": ("dedup", "gpt2", {}),
     "speech": ("dedup", "whisper", {"tokenizer": True}),
 }

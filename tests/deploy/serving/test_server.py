@@ -46,7 +46,7 @@ def world(bundles: BundleCache, tmp_path_factory: pytest.TempPathFactory) -> Ite
     repository = root / "models"
     made = {
         "text": bundles("dedup", tokenizer=True),
-        "prompt": bundles("dedup", "gpt2", tokenizer=True, vocab_size=300),
+        "prompt": bundles("dedup", "gpt2", tokenizer=True),
         "ids": bundles("el"),
         "speech": written_with_timestamps(bundles("dedup", "whisper", tokenizer=True), root),
         "image": bundles("dedup", "trocr", tokenizer=True),

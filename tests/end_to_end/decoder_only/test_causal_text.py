@@ -26,7 +26,7 @@ from tightbeam.export import ExportError, export_model
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.graph_passes import PassError
 
-TEXT = {"tokenizer": True, "vocab_size": 300}
+TEXT = {"tokenizer": True}
 
 
 @pytest.fixture(scope="module")

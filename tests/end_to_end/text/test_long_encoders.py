@@ -26,6 +26,7 @@ from tightbeam.export.tracing.text.longt5 import GlobalEncoder, LocalEncoder
 from tightbeam.graph_passes import PRESETS
 
 LONGEST = 64
+TWO_WINDOWS = {"attention_window": [4, 8], "encoder_layers": 2}
 WIDER = {"attention_window": 64, "d_model": 66, "encoder_attention_heads": 11, "encoder_layers": 3}
 
 
@@ -105,6 +106,8 @@ def test_led_encoders_match_transformers(windows: Any, global_tokens: int) -> No
     [
         ("longt5", {}),
         pytest.param("led", {}, marks=pytest.mark.slow),
+        pytest.param("led", TWO_WINDOWS, marks=pytest.mark.slow),
+        pytest.param("led", {"global_tokens": 1, **TWO_WINDOWS}, marks=pytest.mark.slow),
         ("led", {"global_tokens": 1}),
         pytest.param("led", {"global_tokens": 3}, marks=pytest.mark.slow),
         pytest.param("led", {"global_tokens": 64}, marks=pytest.mark.slow),
@@ -205,7 +208,7 @@ def test_longt5_in_every_variant(bundles: BundleCache, variant: str, shape: dict
 def test_contradictory_configs_are_refused(
     checkpoints: CheckpointCache, tmp_path: Path, family: str, changes: dict[str, Any], expected: str
 ) -> None:
-    folder = checkpoints.copy(tmp_path / "c", family)
+    folder = checkpoints.copy(tmp_path / "c", family, **(TWO_WINDOWS if family == "led" else {}))
     edit_json(folder / "config.json", **changes)
     message = refusal(folder)
     assert expected in message

@@ -149,9 +149,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 103,
     },
     "led": {
-        **{"activation_function": "gelu", "vocab_size": 96, "decoder_layers": 1},
+        **{"activation_function": "gelu", "vocab_size": 96, "encoder_layers": 1, "decoder_layers": 1},
         **{"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 48},
-        "attention_window": [4, 8],
+        "attention_window": [4],
     },
     "longt5": {
         **T5_SIZES,
