@@ -222,6 +222,18 @@ def test_an_incomplete_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, l
     assert f"an incomplete tokenizer ({left})" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["vocab", "merges"])
+def test_a_tokenizer_that_names_a_file_of_this_machine(checkpoints: CheckpointCache, tmp_path: Path, name: str) -> None:
+    """Its lines would become tokens of the bundle."""
+    folder, private = checkpoints.copy(tmp_path / "c"), tmp_path / "private.txt"
+    private.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nprivate\n")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", name: str(private)}), "utf-8"
+    )
+    assert f"tokenizer_config.json: {name} names a file, expected its content; remove it" in refusal(folder)
+
+
 def test_a_tokenizer_of_another_vocabulary(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder = checkpoints.copy(tmp_path / "c", vocab_size=60)
     for name in ("tokenizer.json", "tokenizer_config.json"):
