@@ -34,6 +34,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/bundle/": (f"{DEPLOY}/bundle",),
     "deploy/chat/": (f"{DEPLOY}/chat",),
     "deploy/commands/": (f"{DEPLOY}/commands", "tests/test_imports.py"),
+    "deploy/documents/": (f"{DEPLOY}/documents",),
     "deploy/generation/": (f"{DEPLOY}/generation",),
     "deploy/image/": (f"{DEPLOY}/image",),
     "deploy/inputs/": (f"{DEPLOY}/inputs", f"{DEPLOY}/run_model"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.slow_cases import slow_unless
 from tools.training import Recipe
 from tools.zoo import __main__ as zoo
 from tools.zoo import _recipe, conversations, docstrings, grammar, llama, marian, recordings, whisper
@@ -78,7 +79,7 @@ def test_what_the_models_are_tried_on_is_held_out() -> None:
     assert not {*docstrings.read(30)} & {*docstrings.read(3, held_out=True)}
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(("name",), slow_unless([(name,) for name in TINY], lambda name: name != "llama"))
 def test_a_recipe_gives_the_same_bytes_twice(tmp_path: Path, name: str) -> None:
     make, plan = TINY[name]
     made = []

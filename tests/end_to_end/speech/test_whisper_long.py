@@ -133,8 +133,17 @@ def test_silent_windows_are_skipped(bundles: BundleCache, recordings: list[Array
     assert 0 < sum(map(len, skipping)) < sum(map(len, plain))
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param({"temperature": (0.0, 0.6), "logprob_threshold": -1.25}, marks=pytest.mark.slow),
+        {"temperature": (0.0, 0.3, 0.6), "compression_ratio_threshold": 0.74},
+        {"temperature": (0.0, 0.4), "logprob_threshold": -1.25, "no_speech_threshold": 0.004},
+    ],
+    ids=str,
+)
 def test_attempts_follow_the_thresholds(
-    bundles: BundleCache, recordings: list[Array], monkeypatch: pytest.MonkeyPatch
+    bundles: BundleCache, recordings: list[Array], monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
 ) -> None:
     """With ``top_k=1`` an attempt that samples gives the tokens of greedy search, which are not those of three beams:
     so the tokens show which windows took a second attempt. A high temperature ends the conditioning."""
@@ -147,19 +156,13 @@ def test_attempts_follow_the_thresholds(
 
     monkeypatch.setattr(type(model), "generate_with_fallback", with_beams)
     shared: dict[str, Any] = {"num_beams": 3, "condition_on_prev_tokens": True, "language": "en"}
-    attempts: tuple[dict[str, Any], ...] = (
-        {"temperature": (0.0, 0.6), "logprob_threshold": -1.25},
-        {"temperature": (0.0, 0.3, 0.6), "compression_ratio_threshold": 0.74},
-        {"temperature": (0.0, 0.4), "logprob_threshold": -1.25, "no_speech_threshold": 0.004},
-    )
     plain = [[part.tokens for part in parts] for parts in runner.transcribe_segments(recordings, **shared)]
-    for own in attempts:
-        found = runner.transcribe_segments(recordings, **shared, **own)
-        for wave, segments in zip(recordings, found, strict=True):
-            features = extracted(bundles, wave)
-            tokens = generate(model, features, return_timestamps=True, **shared, **own)[0].tolist()
-            assert [token for segment in segments for token in segment.tokens] == tokens, own
-        assert [[part.tokens for part in parts] for parts in found] != plain
+    found = runner.transcribe_segments(recordings, **shared, **own)
+    for wave, segments in zip(recordings, found, strict=True):
+        features = extracted(bundles, wave)
+        tokens = generate(model, features, return_timestamps=True, **shared, **own)[0].tolist()
+        assert [token for segment in segments for token in segment.tokens] == tokens
+    assert [[part.tokens for part in parts] for parts in found] != plain
 
 
 def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recordings: list[Array]) -> None:
