@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.vad import VadParameters
+from tightbeam.deploy.generation.vad import SILENCE_MS, VadParameters
 
 __all__ = ["RATE_HZ", "SpeechDetector", "speech_parts"]
 
@@ -56,7 +56,8 @@ def _spoken(each: Sequence[float], count: int, parameters: VadParameters) -> Ite
     """Yield the first sample of each part, and that after its last one, without padding."""
     threshold = parameters.threshold
     quiet_below = max(threshold - HYSTERESIS, LOWEST_END)
-    silence = _samples(parameters.min_silence_duration_ms)
+    silence_ms = parameters.min_silence_duration_ms
+    silence = _samples(SILENCE_MS if silence_ms is None else silence_ms)
     longest = 1000 * parameters.max_speech_duration_s - 2 * parameters.speech_pad_ms
     most = max(_samples(longest) - CHUNK, CHUNK)
     start: int | None = None  # of the speech

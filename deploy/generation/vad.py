@@ -1,15 +1,16 @@
 """Settings of voice activity.
 
-Source: ``vad_parameters`` of faster-whisper, whose names and defaults they have.
+Source: ``vad_parameters`` of faster-whisper, whose names and defaults they have, as have those of its batched pipeline.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["VAD_BOUNDS", "VadParameters"]
 
+SILENCE_MS, SILENCE_IN_WINDOWS_MS = 2000, 160
 MOST_MS = 3.6e6
 VAD_BOUNDS: dict[str, tuple[float, float]] = {
     "threshold": (0.01, 1),
@@ -33,8 +34,8 @@ class VadParameters:
         Shorter parts are left out.
     max_speech_duration_s : float
         Longer parts are cut, at their last pause if they have one.
-    min_silence_duration_ms : float
-        The silence that ends a part.
+    min_silence_duration_ms : float or None
+        The silence that ends a part; None for `SILENCE_MS`, or `SILENCE_IN_WINDOWS_MS` if windows end between parts.
     speech_pad_ms : float
         Sound that is kept on both sides of a part.
     """
@@ -42,5 +43,11 @@ class VadParameters:
     threshold: float = 0.5
     min_speech_duration_ms: float = 0
     max_speech_duration_s: float = math.inf
-    min_silence_duration_ms: float = 2000
+    min_silence_duration_ms: float | None = None
     speech_pad_ms: float = 400
+
+    def for_windows(self, seconds: float) -> VadParameters:
+        """Return settings whose parts fit windows of so many seconds."""
+        silence_ms, longest_s = self.min_silence_duration_ms, min(self.max_speech_duration_s, seconds)
+        silence_ms = SILENCE_IN_WINDOWS_MS if silence_ms is None else silence_ms
+        return replace(self, max_speech_duration_s=longest_s, min_silence_duration_ms=silence_ms)

@@ -367,7 +367,7 @@ class WindowReader(SourceReader):
             hz = log_mel.sampling_rate_hz
             raise InputError(f"vad_filter is for sound of {RATE_HZ:,} samples a second, not of {hz:,}; leave it out")
         if in_groups:  # a window has whole parts
-            how = replace(how, max_speech_duration_s=min(how.max_speech_duration_s, log_mel.chunk_s))
+            how = how.for_windows(log_mel.chunk_s)
         speech, samples = list[_Speech](), 0
         for (begin_s, _), blocks in self._clips(source, result.notes):
             detector = SpeechDetector()

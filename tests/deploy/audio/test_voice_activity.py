@@ -52,6 +52,22 @@ def test_parts_of_speech(text: str, how: dict[str, Any], expected: list[tuple[fl
     assert found(text, **how) == expected
 
 
+def test_parts_for_windows_end_in_shorter_silence() -> None:
+    """Unless the caller says which."""
+    text = [0.9] * 10 + [0.0] * 10 + [0.9] * 40
+    count = 512 * len(text)
+
+    def parts(how: VadParameters) -> list[tuple[float, float]]:
+        return [(part.start / 512, part.stop / 512) for part in speech_parts(text, count, how)]
+
+    plain = VadParameters(speech_pad_ms=0)
+    assert parts(plain) == [(0, 60)]
+    assert parts(plain.for_windows(9)) == [(0, 10), (20, 60)]
+    assert parts(plain.for_windows(1.024)) == [(0, 10), (20, 52), (52, 60)]
+    asked = VadParameters(speech_pad_ms=0, min_silence_duration_ms=640)
+    assert parts(asked.for_windows(9)) == [(0, 60)]
+
+
 def test_the_last_part_ends_with_the_recording() -> None:
     assert found("0099", count=3 * 512 + 100, speech_pad_ms=320) == [(0, 3 + 100 / 512)]
 
