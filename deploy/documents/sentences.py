@@ -8,7 +8,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import InputError, is_panic
 
-__all__ = ["INSTALL", "pieces_that_fit", "split_sentences"]
+__all__ = ["INSTALL", "most_that_fit", "pieces_that_fit", "split_sentences"]
 
 INSTALL = "pip install 'tightbeam[documents]'"
 WINDOW = 2000
@@ -95,7 +95,7 @@ def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[str]) -> Iter
     parts = _parts(text, cuts[0])
     begin = 0
     while begin < len(parts):
-        count = _most(lambda count, at=begin: fits("".join(parts[at : at + count])), len(parts) - begin)  # type: ignore[misc]
+        count = most_that_fit(parts, begin, fits)
         if count or len(parts[begin]) < 2:
             yield "".join(parts[begin : begin + max(1, count)])
             begin += max(1, count)
@@ -111,13 +111,18 @@ def _parts(text: str, cut: str) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True) if begin < end]
 
 
-def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest count up to ``limit`` that fits, or 0."""
+def most_that_fit(parts: Sequence[str], begin: int, fits: Callable[[str], bool]) -> int:
+    """Return how many parts from ``begin`` on fit together, or 0."""
+
+    def together(count: int) -> bool:
+        return fits("".join(parts[begin : begin + count]))
+
+    limit = len(parts) - begin
     low, high = 0, 1
-    while high <= limit and fits(high):
+    while high <= limit and together(high):
         low, high = high, high * 2
     high = min(high, limit + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if together(middle) else (low, middle)
     return low

@@ -35,8 +35,6 @@ FORCING_BEAMS = 4
 """Beams of a sentence with forced words, if the settings ask for one beam."""
 TRANSLATORS = ("fsmt", "m2m_100", "marian", "mbart")
 """Families whose models translate."""
-SPECIAL_TOKENS = 8
-"""More tokens than a tokenizer adds to a text. A text has no more others than bytes."""
 READ = 1 << 14
 """Characters of a document by which its language is found."""
 
@@ -144,7 +142,7 @@ class DocumentRunner:
         """
         document = kind.read(data)
         settings = self._for_language(document)
-        how = Translator(self._language(settings), self._fits, self.glossary)
+        how = Translator(self._language(settings), self.model.text.fits, self.glossary)
         made = self._run(translation(document.passages, how), settings)
         return TranslatedDocument(document.write(made.texts), [*document.notes, *made.reports])
 
@@ -183,12 +181,6 @@ class DocumentRunner:
         if not asked and self.model.settings.options(given).num_beams == 1:
             own["num_beams"] = FORCING_BEAMS
         return own
-
-    def _fits(self, text: str) -> bool:
-        most = self.model.manifest.sizes.max_source
-        if len(text.encode(errors="replace")) + SPECIAL_TOKENS <= most:
-            return True
-        return len(self.model.text.require_tokenizer().encode(text)) <= most
 
     def _for_language(self, document: Document) -> Mapping[str, Any]:
         """Return the settings, with the language of the whole document if it is to be found."""

@@ -45,6 +45,8 @@ class LineFormat:
         What is given as a line is a whole text, with its line breaks to the last; otherwise the line's end is left out.
     escapes : bool
         A line of text has the escapes of `unescaped`.
+    chunks : bool
+        A text that is longer than the model's positions is summarised in chunks, in place of an error.
     """
 
     ids: bool = False
@@ -53,6 +55,7 @@ class LineFormat:
     settings: str | None = None
     exact: bool = False
     escapes: bool = False
+    chunks: bool = False
 
 
 def run_lines(
@@ -199,6 +202,10 @@ class _Reader:
             raise InputError(f"{self.format.field} is {held}, expected a text or a list of messages; pass one of them")
         else:
             source = unescaped(source) if self.format.escapes and isinstance(source, str) else source
+            if self.format.chunks and not truncate and isinstance(source, str) and not self.model.text.fits(source):
+                from tightbeam.deploy.inputs.long_text import LongText
+
+                return LongText.of(self.model, result, source, settings)
             tokens, result.cut = self.model.text.encode(source, truncate=truncate, **settings)
             result.cut_side = self.model.text.cut_side(source, truncate) if result.cut else None
         sample = self.model.sample(result.number, tokens, settings)

@@ -26,6 +26,8 @@ from tightbeam.deploy.text.truncation import Side, Truncation, checked_truncatio
 
 __all__ = ["Texts"]
 
+SPECIAL_TOKENS = 8
+"""More tokens than a tokenizer adds to a text. A text has no more others than bytes."""
 MOST_TOKENS = 1 << 31
 """No tokenizer has a token from here on."""
 
@@ -119,6 +121,13 @@ class Texts:
                 "remove the special token from it"
             )
         return ids, length - len(ids)
+
+    def fits(self, text: str) -> bool:
+        """Return True if a text has no more tokens than the model has positions. Raises InputError."""
+        most = self._sizes.max_source
+        if len(text.encode(errors="replace")) + SPECIAL_TOKENS <= most:
+            return True
+        return len(self.require_tokenizer().encode(text)) <= most
 
     def answer_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings with the most new tokens of an answer, for a decoder-only model that nothing else limits.

@@ -225,6 +225,8 @@ class _Run:
         if run.document and not (line_format.exact or line_format.ids or line_format.field) and model.decoder_only:
             run = replace(run, line_format=replace(line_format, exact=True))
         elif run.document and not line_format.exact:
+            if not (line_format.ids or line_format.field):
+                run = replace(run, line_format=replace(line_format, chunks=True))
             files.join_lines()
         self._run, self._files, self._model = run, files, model
         self._shown = ExitStack()  # the file of subtitles that is being written

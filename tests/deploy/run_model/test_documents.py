@@ -9,6 +9,7 @@ import pytest
 from support.bundles.cache import BundleCache
 from support.commands import SHORT, Command, caller
 from tightbeam.deploy import Runner
+from tightbeam.deploy.documents.summary import summary
 from tightbeam.deploy.inputs import documents
 
 SOURCE = "  - A small town.\n\n\tGo to https://a.org/b now, {name}. Then a town.\n"
@@ -77,3 +78,28 @@ def test_options_that_documents_do_not_have(call: Command, bart: Path, letter: P
         call(bart, "--document", letter, *options).failed(options[0], "leave it out")
     call(bart, letter, "--glossary", letter).failed("--document")
     call(bart, "--document", letter, "--document-format", "papyrus").failed("papyrus", "text")
+
+
+def test_a_long_text_is_summarised_in_chunks(
+    bart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each chunk is a sample of the loop; the result has the fields of any other, and a short text is unchanged."""
+    call = caller(monkeypatch, capsys)
+    model = Runner.load(bart, threads=1)
+    most = model.manifest.sizes.max_source
+    long, text = tmp_path / "long.txt", "A small town lies at a river. " * most
+    long.write_text(text)
+    (tmp_path / "short.txt").write_text("A small town.")
+    done = call(bart, "--document", long, tmp_path / "short.txt", "--json", *SHORT)
+    first, second = done.records
+    assert done.code == 0 and "chunks of it are summarised" in done.err
+    assert second["text"] == model.generate_text(["A small town."], max_new_tokens=5)[0]
+    rounds = summary(text.strip(), "en", model.model.text.fits)
+    chunks = next(rounds)
+    try:
+        while True:
+            chunks = rounds.send(model.generate_text(chunks, max_new_tokens=5))
+    except StopIteration as end:
+        assert first["text"] == " ".join(end.value)
+    call(bart, "--document", long, "--truncate", "right", *SHORT)
+    call(bart, long, *SHORT).failed("is longer than")
