@@ -26,7 +26,7 @@ ON_GPU := $(GPU)/.installed
 # So have the docs, which need no torch. The site names the version and shows the code of this clone, so it is installed.
 DOCS := $(VENV)/docs
 ON_DOCS := $(DOCS)/.installed
-# Bytecode is written, since tests start hundreds of commands. One more than cores, since the tests of the server wait now and then; each has torch in memory, so 4 at most.
+# One more than cores, since the tests of the server wait now and then; each has torch in memory, so 4 at most.
 PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 ZOO := build/zoo/llama build/zoo/whisper build/zoo/marian
 SEASONED := $(ZOO:%=%-all/config.json)
@@ -70,6 +70,7 @@ check: lint $(BUILT) ## [2 min at most] lint, and the tests that matter for what
 test: $(BUILT) $(SERVED) ## [18 min] lint, and every test that needs neither minutes nor a GPU, side by side
 	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
+# Bytecode is written, since tests start hundreds of commands.
 suite:
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
 	  --no-loadscope-reorder -m "not slow and not gpu"

@@ -43,6 +43,9 @@ def test_a_document_keeps_its_layout_and_its_literals(call: Command, bart: Path,
     assert done.out.startswith(f"  - {item}\n\n\t{go} https://a.org/b ")
     assert done.out.endswith(f"{{name}}. {last}\n")
     assert call(bart, "--document", "-", *SHORT, stdin=SOURCE.encode()).succeeded().out == done.out
+    for document in (letter, SOURCE.encode()):
+        made = runner.translate_document(document, max_new_tokens=5)
+        assert (made.data.decode(), made.reports) == (done.out, [])
 
 
 def test_documents_are_files_of_a_folder(call: Command, bart: Path, letter: Path, tmp_path: Path) -> None:
