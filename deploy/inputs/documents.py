@@ -114,7 +114,7 @@ class DocumentRunner:
         self.model.text.require_tokenizer()
         beams = self.model.settings.options(self.settings).num_beams
         if self.glossary is not None:
-            beams = max(beams, self.model.settings.options(self._forcing(((((0,),)),))).num_beams)
+            beams = max(beams, self.model.settings.options(self._forcing((((0,),),))).num_beams)
         self._max_rows = self.max_rows or self.batch_size * beams
         if beams > self._max_rows:
             raise InputError(f"{beams} beams are more than the {self._max_rows} rows that run together; pass more rows")
