@@ -95,7 +95,24 @@ class Model:
         verify: bool | VerifiedFiles = True,
         manifest_sha256: str | None = None,
     ) -> Model:
-        """Load a bundle. `Runner.load` documents arguments and errors."""
+        """Load a bundle.
+
+        Parameters
+        ----------
+        path, engine, threads, device, verify, manifest_sha256
+            As in `Runner.load`.
+
+        Returns
+        -------
+        Model
+
+        Raises
+        ------
+        BundleError
+            The bundle, or a TensorRT engine in it, cannot be read, or cannot run on this machine.
+        InputError
+            ``path`` is not a path, or ``engine``, ``device`` or ``threads`` is unknown or out of range.
+        """
         check_choice(engine, device, threads)
         if not isinstance(path, str | os.PathLike):
             raise InputError(

@@ -81,7 +81,7 @@ def test_a_fix_is_given_as_fields_of_the_line() -> None:
             raise InputError(f"{source} is too long", fix=Fix("pass {}", Setting("return_timestamps", False)))
 
     options: Any = SimpleNamespace(num_beams=1, num_return_sequences=1)
-    model: Any = SimpleNamespace(has_windows=True, settings=SimpleNamespace(options=lambda: options))
+    model: Any = SimpleNamespace(has_windows=True, settings=SimpleNamespace(options=lambda settings: options))
     reader = _LineReader(model, Refusing, {}, 8)
     assert str(reader.read(1, "a.wav").failure) == "a.wav is too long; pass return_timestamps=False"
     assert str(reader.read(2, FileLine("a.wav", {})).failure) == 'a.wav is too long; pass "return_timestamps": false'

@@ -183,7 +183,7 @@ def _check_clip(name: str, clip: Clip, seconds: float, end_s: float | None, on_n
         if clip == WHOLE:
             raise InputError(f"{name} {audio_fault(np.zeros(0, np.float32))}")
         if end_s is not None and end_s <= start_s:
-            raise InputError(f"{name} ends at {end_s:.2f} s, before {about}; pass times within it")
+            raise InputError(f"{name} ends at {end_s:.2f} s, before {about}; pass clip_timestamps within it")
         raise InputError(f"{about} holds no sample of {name}; pass a longer one")
     if end_s is not None and seconds < stop_s - start_s - LEAST_MISSING_S and stop_s < math.inf:
         on_note(f"{about} ends with the recording, at {end_s:.2f} s")

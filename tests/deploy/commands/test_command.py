@@ -137,7 +137,9 @@ SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 3, "top_p": 0.5, "min_p
 
 def test_every_option_is_in_the_table() -> None:
     assert OPTIONS.keys() == inspect.signature(run_model).parameters.keys() - NOT_SETTINGS - SPEECH_ONLY - {
+        "document_format",
         "generation_config",
+        "glossary",
         "decoder_input_text",
         "stop_strings",
         "do_sample",

@@ -123,7 +123,7 @@ def test_times_are_predicted_with_the_rate_of_integers(
     console.print(*shown)
     text = console.export_text()
     assert "GOP/s of attention over keys and values, and over states, in int8 (measured just now" in text
-    assert "kcache, hybrid has a kind of source cache that cannot be in int8" in text
+    assert "hybrid has a kind of source cache that cannot be in int8" in text
     with pytest.raises(ExportError, match=r"^the rate of int8 products is measured on this machine, so none [^\n]+$"):
         ExportOptions(precision="int8", workload=Workload(gflop_s=9.0))
 
