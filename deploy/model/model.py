@@ -99,8 +99,18 @@ class Model:
 
         Parameters
         ----------
-        path, engine, threads, device, verify, manifest_sha256
-            As in `Runner.load`.
+        path : str or path
+            The bundle folder.
+        engine : str
+            "onnxruntime", "tensorrt" or "tensorrt:NAME".
+        threads : int, optional
+            Threads of one operator in ONNX Runtime on the CPU.
+        device : str
+            The device of ONNX Runtime: "cpu" or "cuda".
+        verify : bool or VerifiedFiles
+            Compare every file with its SHA-256, as `Runner.load` says.
+        manifest_sha256 : str, optional
+            The SHA-256 that ``bundle.json`` must have.
 
         Returns
         -------

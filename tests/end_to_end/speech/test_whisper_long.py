@@ -210,7 +210,10 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"clip_timestamps": [0, 2, 1, 3]}, "goes back from 2 to 1 s"),
         ({"clip_timestamps": "1,1"}, "has a clip that ends where it starts, at 1 s"),
         ({"clip_timestamps": []}, "is not times in seconds"),
-        ({"clip_timestamps": "5"}, r"the recording ends at 1.20 s, before the clip from 5 s on; pass clip_timestamps within it"),
+        (
+            {"clip_timestamps": "5"},
+            r"the recording ends at 1.20 s, before the clip from 5 s on; pass clip_timestamps within it",
+        ),
         ({"vad_parameters": {"threshold": 0.6}}, "does nothing without vad_filter; pass vad_filter=True too"),
         ({"batched_windows": True}, "batched_windows=True .* does nothing without vad_filter"),
         ({"vad_filter": True, "vad_parameters": {"onset": 1}}, "has no setting 'onset'; pass some of threshold, min_"),
