@@ -127,9 +127,18 @@ class SequentialTranscription:
         return self._wanted is None
 
     @property
+    def seconds(self) -> float:
+        """The length of the recording, as far as it is read."""
+        return self._recording.seconds
+
+    @property
     def transcribed_s(self) -> float:
         """Seconds of the recording before the present window."""
-        return min(self.seek * FRAME_S, self._recording.seconds)
+        return min(self.seek * FRAME_S, self.seconds)
+
+    def close(self) -> None:
+        """Free the features."""
+        self._recording.close()
 
     def sample(self, number: int) -> Sample:
         """Return the sample to run next, with this number."""

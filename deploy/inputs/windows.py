@@ -62,12 +62,10 @@ class _WindowedInput(OpenInput):
         The samples without a result.
     parts : list of SequentialTranscription
         The recording or its windows, in order.
-    features : list of StoredFeatures
-        The features of the parts.
     numbers : iterator of int
         Numbers of further samples.
     rest : iterator, optional
-        Further parts with their features, which are made when others are done. They begin once the language is found.
+        Further parts, which are made when others are done. They begin once the language is found.
     silence_s : float
         Seconds of the recording in none of the parts.
     on_transcribed : function
@@ -75,9 +73,8 @@ class _WindowedInput(OpenInput):
     """
 
     parts: list[SequentialTranscription] = field(default_factory=list)
-    features: list[StoredFeatures] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
-    rest: Iterator[tuple[SequentialTranscription, StoredFeatures]] | None = None
+    rest: Iterator[SequentialTranscription] | None = None
     silence_s: float = 0.0
     on_transcribed: Callable[[float], None] = lambda seconds: None
     _owners: dict[int, SequentialTranscription] = field(default_factory=dict)
@@ -106,14 +103,13 @@ class _WindowedInput(OpenInput):
             if found is None:
                 self.rest = None
                 break
-            self.parts.append(found[0])
-            self.features.append(found[1])
-            made += self._begin(found[0])
+            self.parts.append(found)
+            made += self._begin(found)
         return made
 
     def _add(self, part: SequentialTranscription) -> list[Sample]:
         if part.done:
-            self.features[self.parts.index(part)].close()
+            part.close()
             return []
         sample = part.sample(next(self.numbers))
         self._owners[sample.number] = part
@@ -142,8 +138,8 @@ class _WindowedInput(OpenInput):
         return False
 
     def close(self) -> None:
-        for recording in self.features:
-            recording.close()
+        for part in self.parts:
+            part.close()
 
     def new_segments(self, model: Model) -> list[TextSegment]:
         found: list[TextSegment] = []
@@ -160,7 +156,7 @@ class _WindowedInput(OpenInput):
         text = self._text(model)
         heard = next((part for part in self.parts if part.language is not None), None)
         self.new_segments(model)
-        self.result.seconds = self.silence_s + sum(sound.seconds for sound in self.features)  # what came meanwhile, too
+        self.result.seconds = self.silence_s + sum(part.seconds for part in self.parts)  # what came meanwhile, too
         return Output(
             sequences=[tokens],
             scores=None,
@@ -296,9 +292,8 @@ class WindowReader(SourceReader):
             own = self._parts(blocks, begin_s, live=live)
             is_cut |= len(own) > 1
             parts += own
-        parts[0].sound.reach(
-            log_mel.frames + 1
-        )  # of sound that is still coming, so much tells whether it is one window
+        # Of sound that is still coming, so much tells whether it is one window.
+        parts[0].sound.reach(log_mel.frames + 1)
         result.seconds = sum(part.sound.seconds for part in parts)
         self._on_read(result.seconds)
         longest = max(part.sound.frames for part in parts)
@@ -350,12 +345,11 @@ class WindowReader(SourceReader):
         ]
 
     def _in_sequence(self, result: InputResult, parts: list[_Part], *, timestamps: bool) -> OpenInput:
-        sounds = [part.sound for part in parts]
         each = [
             SequentialTranscription(self.model, own.sound, self.settings, timestamps=timestamps, times=own.times)
             for own in parts
         ]
-        made = _WindowedInput(result, [], parts=each, features=sounds, numbers=self.numbers)
+        made = _WindowedInput(result, [], parts=each, numbers=self.numbers)
         made.on_transcribed = self._on_transcribed
         made.start()
         return made
@@ -390,13 +384,13 @@ class WindowReader(SourceReader):
 
     def _parts_of_speech(
         self, made: _WindowedInput, speech: list[_Speech], *, timestamps: bool
-    ) -> Iterator[tuple[SequentialTranscription, StoredFeatures]]:
+    ) -> Iterator[SequentialTranscription]:
         """Make each part, in the language that an earlier one has found."""
         for own in speech:
             sound = StoredFeatures(self._log_mel, own.blocks())
             language = next((part.language_token for part in made.parts if part.language_token is not None), None)
             how: dict[str, Any] = {"timestamps": timestamps, "times": own.times, "language": language}
-            yield SequentialTranscription(self.model, sound, self.settings, **how), sound
+            yield SequentialTranscription(self.model, sound, self.settings, **how)
 
 
 def _groups(parts: list[slice], most: float) -> list[list[slice]]:
