@@ -1,4 +1,4 @@
-"""What a format of documents is, and the decoding that formats of text share."""
+"""The record of a format of documents, and the checks and the decoding that formats share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tightbeam.deploy.documents.passages import Document
 from tightbeam.deploy.errors import InputError
 
-__all__ = ["MOST_BYTES", "Format", "decoded"]
+__all__ = ["MOST_BYTES", "Format", "check_size", "decoded"]
 
 MOST_BYTES = 1 << 24
 """Bound on the bytes of a document."""
@@ -43,6 +43,12 @@ class Format:
     binary: bool = False
 
 
+def check_size(data: bytes) -> None:
+    """Raise InputError for a document that is too large."""
+    if len(data) > MOST_BYTES:
+        raise InputError(f"the document has more than {MOST_BYTES:,} bytes; cut it into documents of that at most")
+
+
 def decoded(data: bytes) -> tuple[str, Callable[[str], bytes]]:
     """Decode a document in UTF-8, or in UTF-16 with a byte order mark.
 
@@ -58,8 +64,7 @@ def decoded(data: bytes) -> tuple[str, Callable[[str], bytes]]:
     InputError
         It is too large, or in another encoding.
     """
-    if len(data) > MOST_BYTES:
-        raise InputError(f"the document has more than {MOST_BYTES:,} bytes; cut it into documents of that at most")
+    check_size(data)
     mark, encoding = next((known for known in MARKS if data.startswith(known[0])), (b"", "utf-8"))
     try:
         text = data[len(mark) :].decode(encoding)

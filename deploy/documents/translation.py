@@ -1,7 +1,8 @@
 """Passages in another language, sentence by sentence.
 
 The model is not called here. `translation` is a generator: it yields the pieces of text to translate next, the caller
-runs all of them together and sends their translations in.
+runs all of them together and sends their translations in, which `next_step` does without exceptions. The passages may
+belong to several documents.
 
 1. All sentences, cut where they are too long, and the texts inside of markup.
 2. Sentences whose translation lost a literal, in pieces between their literals, which then stay; and sentences without
@@ -21,7 +22,7 @@ from tightbeam.deploy.documents.marks import Part, moved_marks, spaced
 from tightbeam.deploy.documents.passages import NewText, Passage
 from tightbeam.deploy.documents.sentences import pieces_that_fit, split_sentences
 
-__all__ = ["Piece", "Rounds", "Translated", "Translator", "translation"]
+__all__ = ["Piece", "Rounds", "Translated", "Translator", "next_step", "translation"]
 
 SHOWN = 60
 """Characters of a sentence that a report quotes."""
@@ -44,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Translator:
-    """What translates.
+    """The properties of a translator that its texts depend on.
 
     Attributes
     ----------
@@ -68,12 +69,17 @@ class Translated:
     ----------
     texts : list of NewText
         One for each passage.
-    reports : list of str
-        What did not come back as it was, or could not be done, with its place.
+    reports_of : list of list of str
+        For each passage, what did not come back as it was, or could not be done, with its place.
     """
 
     texts: list[NewText]
-    reports: list[str]
+    reports_of: list[list[str]]
+
+    @property
+    def reports(self) -> list[str]:
+        """The reports of all passages."""
+        return [report for reports in self.reports_of for report in reports]
 
 
 Rounds: TypeAlias = Generator[list[Piece], Sequence[str | ValueError], Translated]
@@ -117,12 +123,29 @@ def translation(passages: Sequence[Passage], how: Translator) -> Rounds:
     if again:
         results = yield [piece for layout in layouts for piece in _pieces(layout)]
         _fill(again, layouts, results, again=True)
-    reports = [report for own in sentences for report in _reports(own, passages[own.passage].place)]
-    by_passage: dict[int, list[_Sentence]] = {}
+    by_passage: list[list[_Sentence]] = [[] for _ in passages]
     for own in sentences:
-        by_passage.setdefault(own.passage, []).append(own)
-    texts_made = [_joined(passage, by_passage.get(number, []), translations) for number, passage in enumerate(passages)]
-    return Translated(texts_made, reports)
+        by_passage[own.passage].append(own)
+    each = list(zip(passages, by_passage, strict=True))
+    reports = [[report for own in owns for report in _reports(own, passage.place)] for passage, owns in each]
+    return Translated([_joined(passage, owns, translations) for passage, owns in each], reports)
+
+
+def next_step(rounds: Rounds, results: Sequence[str | ValueError] | None = None) -> list[Piece] | Translated:
+    """Return the next pieces to translate, or the whole at its end.
+
+    Parameters
+    ----------
+    rounds
+        A `translation`.
+    results
+        The translations of the last pieces; None at the beginning.
+    """
+    try:
+        return next(rounds) if results is None else rounds.send(results)
+    except StopIteration as end:
+        made: Translated = end.value
+        return made
 
 
 def _sentences(number: int, passage: Passage, how: Translator) -> list[_Sentence]:

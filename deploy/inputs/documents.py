@@ -11,7 +11,7 @@ from tightbeam.deploy.documents.format import MOST_BYTES, Format
 from tightbeam.deploy.documents.glossary import MOST_BYTES as MOST_GLOSSARY_BYTES
 from tightbeam.deploy.documents.glossary import Glossary, read_glossary
 from tightbeam.deploy.documents.passages import Document
-from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translator, translation
+from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
 from tightbeam.deploy.errors import GenerationError, InputError, open_fault
 from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
@@ -143,18 +143,11 @@ class DocumentRunner:
         document = kind.read(data)
         settings = self._for_language(document)
         how = Translator(self._language(settings), self.model.text.fits, self.glossary)
-        made = self._run(translation(document.passages, how), settings)
-        return TranslatedDocument(document.write(made.texts), [*document.notes, *made.reports])
-
-    def _run(self, rounds: Rounds, settings: Mapping[str, Any]) -> Translated:
-        """Run the pieces of each round together."""
-        try:
-            pieces = next(rounds)
-            while True:
-                pieces = rounds.send(self._results(pieces, settings))
-        except StopIteration as end:
-            made: Translated = end.value
-            return made
+        rounds = translation(document.passages, how)
+        step = next_step(rounds)
+        while isinstance(step, list):
+            step = next_step(rounds, self._results(step, settings))
+        return TranslatedDocument(document.write(step.texts), [*document.notes, *step.reports])
 
     def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[str | ValueError]:
         inputs = (self._input(piece, settings) for piece in pieces)

@@ -21,13 +21,11 @@ from tightbeam.deploy.text.decoder_rules import DecoderRules
 from tightbeam.deploy.text.languages import likely_name
 from tightbeam.deploy.text.rows import ragged_rows
 from tightbeam.deploy.text.token_ids import check_batch, check_ids, checked_mask, longest_source
-from tightbeam.deploy.text.tokenizer import TextCodec
+from tightbeam.deploy.text.tokenizer import TextCodec, fits
 from tightbeam.deploy.text.truncation import Side, Truncation, checked_truncation, truncation_side
 
 __all__ = ["Texts"]
 
-SPECIAL_TOKENS = 8
-"""More tokens than a tokenizer adds to a text. A text has no more others than bytes."""
 MOST_TOKENS = 1 << 31
 """No tokenizer has a token from here on."""
 
@@ -124,10 +122,7 @@ class Texts:
 
     def fits(self, text: str) -> bool:
         """Return True if a text has no more tokens than the model has positions. Raises InputError."""
-        most = self._sizes.max_source
-        if len(text.encode(errors="replace")) + SPECIAL_TOKENS <= most:
-            return True
-        return len(self.require_tokenizer().encode(text)) <= most
+        return fits(self.require_tokenizer(), text, self._sizes.max_source)
 
     def answer_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings with the most new tokens of an answer, for a decoder-only model that nothing else limits.

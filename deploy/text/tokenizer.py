@@ -16,7 +16,10 @@ from tightbeam.deploy.text.decoder_rules import DecoderRules, rules_of_decoder
 from tightbeam.deploy.text.token_texts import PREFIX, NamedTokens, decoder_types
 from tightbeam.deploy.text.truncation import Side
 
-__all__ = ["TextCodec", "load_codec"]
+__all__ = ["TextCodec", "fits", "load_codec"]
+
+SPECIAL_TOKENS = 8
+"""More tokens than a tokenizer adds to a text. A text has no more others than bytes."""
 
 CLEAN_UP_REACH = 19
 """Characters behind a space that decide whether transformers' ``clean_up_tokenization`` removes it: the lengths of the
@@ -54,6 +57,11 @@ class TextCodec(Protocol):
     def token_texts(self) -> TokenTexts:
         """The text of each token by itself. Raises GenerationError if the tokenizer does not give it."""
         ...
+
+
+def fits(codec: TextCodec, text: str, most: int) -> bool:
+    """Return True if a source text has at most so many tokens. Raises InputError."""
+    return len(text.encode(errors="replace")) + SPECIAL_TOKENS <= most or len(codec.encode(text)) <= most
 
 
 def load_codec(bundle: Bundle) -> TextCodec | None:

@@ -12,8 +12,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tightbeam.deploy.documents.format import MOST_BYTES, Format
+from tightbeam.deploy.documents.format import Format, check_size
 from tightbeam.deploy.documents.passages import Document, Mark, NewText, Passage
+from tightbeam.deploy.documents.sentences import INSTALL
 from tightbeam.deploy.errors import InputError, first_line
 
 __all__ = ["FORMAT"]
@@ -29,13 +30,11 @@ READ = 1 << 16
 
 
 def read(data: bytes) -> Document:
-    """Read a Word document. Raises InputError for what is none, for one that unpacks to too much, or for entities."""
+    """Read a Word document. Raises InputError for another file, for one that unpacks to too much, or for entities."""
     try:
         import docx
     except ImportError:
-        raise InputError(
-            "Word documents need python-docx, which is missing; pip install 'tightbeam[documents]'"
-        ) from None
+        raise InputError(f"Word documents need python-docx, which is missing; {INSTALL}") from None
     _check(data)
     try:
         file = docx.Document(io.BytesIO(data))
@@ -68,8 +67,7 @@ def read(data: bytes) -> Document:
 
 def _check(data: bytes) -> None:
     """Raise InputError for an archive that is broken, or beyond the bounds."""
-    if len(data) > MOST_BYTES:
-        raise InputError(f"the document has more than {MOST_BYTES:,} bytes; cut it into documents of that at most")
+    check_size(data)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             parts = archive.infolist()
@@ -131,7 +129,7 @@ def _formatting(run: Any) -> str:
 
 
 def _replace(paragraph: Any, new: NewText) -> None:
-    """Write a text into runs: those of the marks, and copies of the longest run between them."""
+    """Write a text into the runs of its marks, and between them into copies of the longest run."""
     runs = list(paragraph.runs)
     usual = max(runs, key=lambda run: len(run.text))
     made, end = [], 0

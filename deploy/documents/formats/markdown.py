@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tightbeam.deploy.documents.format import Format, decoded
 from tightbeam.deploy.documents.formats._inline import InlineText
 from tightbeam.deploy.documents.passages import Document, cut_document, line_numbers
+from tightbeam.deploy.documents.sentences import INSTALL
 from tightbeam.deploy.errors import InputError
 
 __all__ = ["FORMAT"]
@@ -82,8 +83,7 @@ def _parser(spans: _Spans) -> Any:
     try:
         from markdown_it import MarkdownIt
     except ImportError:
-        fix = "pip install 'tightbeam[documents]'"
-        raise InputError(f"Markdown documents need markdown-it-py, which is missing; {fix}") from None
+        raise InputError(f"Markdown documents need markdown-it-py, which is missing; {INSTALL}") from None
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     for rule in parser.inline.ruler.__rules__:
         if rule.name != "text":

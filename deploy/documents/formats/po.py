@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tightbeam.deploy.documents.format import Format, decoded
 from tightbeam.deploy.documents.passages import Document, NewText, Passage
+from tightbeam.deploy.documents.sentences import INSTALL
 from tightbeam.deploy.errors import InputError, first_line
 
 __all__ = ["FORMAT"]
@@ -20,7 +21,7 @@ def read(data: bytes) -> Document:
     try:
         import polib
     except ImportError:
-        raise InputError("PO documents need polib, which is missing; pip install 'tightbeam[documents]'") from None
+        raise InputError(f"PO documents need polib, which is missing; {INSTALL}") from None
     if source.count("msgid") > 3 * MOST_ENTRIES:
         raise InputError(f"the document has more than {MOST_ENTRIES:,} entries; cut it into several")
     try:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import langcodes
@@ -17,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document
-from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translator, translation
+from tightbeam.deploy.documents.translation import Translator, next_step, translation
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.translation import AUTO
 from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
@@ -28,13 +29,12 @@ from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.parameters import default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
 from tightbeam.deploy.text.languages import DetectedLanguage, DetectorMissing, likely_languages, short_codes
+from tightbeam.deploy.text.tokenizer import fits
 
 __all__ = ["Languages", "translation_routes"]
 
 MOST_CHARACTERS = 1 << 18
 """Characters of the texts of a request."""
-SPECIAL_TOKENS = 8
-"""More tokens than a tokenizer adds to a text."""
 MOST_FOUND, LEAST = 5, 0.01
 """The most languages that /detect lists, and the least probability of all but the first."""
 
@@ -185,16 +185,22 @@ async def _in_rounds(
 ) -> list[_Made]:
     """Translate documents; raises as `_documents`, and InputError."""
     documents = await asyncio.to_thread(lambda: [_read(each, kind) for each in given])
-    rounds = [translation(document.passages, how) for document in documents]
-    steps: list[list[Piece] | Translated] = await asyncio.to_thread(lambda: [_step(each, None) for each in rounds])
-    while pieces := [piece.text for step in steps if isinstance(step, list) for piece in step]:
-        found = iter(await _translated(model, pieces, settings))
-        results = [[next(found) for _ in step] if isinstance(step, list) else step for step in steps]
-        steps = await asyncio.to_thread(_next_steps, rounds, results)
-    steps = _next_steps(rounds, [[] if isinstance(step, list) else step for step in steps])
-    ended = [step for step in steps if isinstance(step, Translated)]
-    texts_made = [document.write(step.texts).decode() for document, step in zip(documents, ended, strict=True)]
-    return [_Made(text, step.reports) for text, step in zip(texts_made, ended, strict=True)]
+    rounds = translation([passage for document in documents for passage in document.passages], how)
+    step = await asyncio.to_thread(next_step, rounds)
+    while isinstance(step, list):
+        found = await _translated(model, [piece.text for piece in step], settings)
+        step = await asyncio.to_thread(next_step, rounds, found)
+    made, passages = [], zip(step.texts, step.reports_of, strict=True)
+    for document in documents:
+        own = [next(passages) for _ in document.passages]
+        text = document.write([text for text, _ in own]).decode()
+        made.append(_Made(text, list(chain.from_iterable(reports for _, reports in own))))
+    return made
+
+
+def _fits(model: ServedModel, text: str) -> bool:
+    """True if a text has no more tokens than the model has positions."""
+    return model.codec is None or fits(model.codec, text, model.manifest.sizes.max_source)
 
 
 def _read(text: str, kind: str) -> Document:
@@ -203,29 +209,6 @@ def _read(text: str, kind: str) -> Document:
         return formats()[kind].read(text.encode())
     except UnicodeEncodeError:
         raise InputError("a text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
-
-
-def _step(rounds: Rounds, results: list[str] | None) -> list[Piece] | Translated:
-    """Return the next pieces of a document, or the whole at its end."""
-    try:
-        return next(rounds) if results is None else rounds.send(results)
-    except StopIteration as end:
-        made: Translated = end.value
-        return made
-
-
-def _next_steps(rounds: Sequence[Rounds], results: Sequence[list[str] | Translated]) -> list[list[Piece] | Translated]:
-    """Return the next step of each document that has not ended."""
-    both = zip(rounds, results, strict=True)
-    return [_step(each, result) if isinstance(result, list) else result for each, result in both]
-
-
-def _fits(model: ServedModel, text: str) -> bool:
-    """True if a text has no more tokens than the model has positions."""
-    most = model.manifest.sizes.max_source
-    if len(text.encode()) + SPECIAL_TOKENS <= most:  # a text has no more tokens than bytes, but for special ones
-        return True
-    return model.codec is None or len(model.codec.encode(text)) <= most
 
 
 async def _translated(model: ServedModel, pieces: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
