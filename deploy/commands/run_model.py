@@ -18,9 +18,10 @@ from tightbeam.deploy.inputs.files.sound_source import MAX_CHANNELS, MAX_HZ, MIN
 from tightbeam.deploy.inputs.lines import LineFormat
 from tightbeam.deploy.inputs.sources import MOST_TOGETHER
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
+from tightbeam.deploy.run_model.file_run import FileRun
 from tightbeam.deploy.run_model.input_files import STDIN
 from tightbeam.deploy.run_model.output_file import STDOUT
-from tightbeam.deploy.run_model.run import FileRun, run_files
+from tightbeam.deploy.run_model.run import run_files
 from tightbeam.deploy.run_model.subtitles import FORMATS
 
 __all__ = ["main"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tightbeam.deploy.bundle.atomic_file import write_file
 from tightbeam.deploy.console import say
@@ -17,45 +15,16 @@ from tightbeam.deploy.errors import BundleError, DeviceError, InputError
 from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, is_translator
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.run_model.file_run import FileRun
 from tightbeam.deploy.run_model.input_files import STDIN
-from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.result_folder import names_folder
 from tightbeam.deploy.run_model.summary import RunSummary
 
-__all__ = ["DocumentRun", "is_translator", "run_documents"]
+__all__ = ["is_translator", "run_documents"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentRun(RunOptions):
-    """A run of documents that the command line asks for.
-
-    Attributes
-    ----------
-    output : str
-        The file of one document, or the folder of several; "-" is standard output.
-    force : bool
-        Replace files.
-    settings : mapping
-        Settings of ``model.generate``.
-    batch_size, max_rows : int or None
-        The most sentences, or rows, that run together.
-    document_format : str or None
-        The format of all documents; None for that of each file's ending.
-    glossary : str or None
-        File of terms whose translation is forced.
-    """
-
-    output: str
-    force: bool
-    settings: Mapping[str, Any]
-    batch_size: int | None
-    max_rows: int | None
-    document_format: str | None
-    glossary: str | None
-
-
-def run_documents(run: DocumentRun, model: Model, contents: Iterable[bytes], load_seconds: float) -> int:
+def run_documents(run: FileRun, model: Model, contents: Iterable[bytes], load_seconds: float) -> int:
     """Translate each file of a run, and write it in its format.
 
     Parameters
@@ -120,7 +89,7 @@ def run_documents(run: DocumentRun, model: Model, contents: Iterable[bytes], loa
     return 1 if summary.failed else 0
 
 
-def _outputs(run: DocumentRun, kinds: Sequence[Format]) -> list[str]:
+def _outputs(run: FileRun, kinds: Sequence[Format]) -> list[str]:
     """Return the file that each document is written to. Raises InputError."""
     if run.json_lines:
         if any(kind.binary for kind in kinds):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from tightbeam.deploy.bundle.operators import operators_note
@@ -21,9 +21,9 @@ from tightbeam.deploy.generation.without_effect import remove_settings_without_e
 from tightbeam.deploy.inputs.file_lines import file_lines, named_files
 from tightbeam.deploy.inputs.files.audio import is_audio
 from tightbeam.deploy.inputs.files.image import is_image
-from tightbeam.deploy.inputs.files.sound_source import RawFormat, SoundSource, is_raw_sound
+from tightbeam.deploy.inputs.files.sound_source import SoundSource, is_raw_sound
 from tightbeam.deploy.inputs.images import run_images
-from tightbeam.deploy.inputs.lines import LineFormat, run_lines, stream_lines
+from tightbeam.deploy.inputs.lines import run_lines, stream_lines
 from tightbeam.deploy.inputs.newlines import Newlines, escaped, kept, spaced
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import TextSegment
@@ -32,6 +32,7 @@ from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import FoundSegments, FoundText
 from tightbeam.deploy.inputs.windows import run_windows
 from tightbeam.deploy.model.model import Model
+from tightbeam.deploy.run_model.file_run import FileRun
 from tightbeam.deploy.run_model.input_files import (
     AUDIO_NAMES,
     IDS,
@@ -45,7 +46,6 @@ from tightbeam.deploy.run_model.input_files import (
     recording_on_standard_input,
     sound_on_standard_input,
 )
-from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output, open_output
 from tightbeam.deploy.run_model.progress import progress_of
 from tightbeam.deploy.run_model.record import RunRecord, bundle_digest, settings_in_json
@@ -55,82 +55,10 @@ from tightbeam.deploy.run_model.streamed_line import StreamedLine
 from tightbeam.deploy.run_model.subtitles import SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 
-__all__ = ["FileRun", "run_files"]
+__all__ = ["run_files"]
 
 
 PROMPT = "--prompt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileRun(RunOptions):
-    """A run on this machine that the command line asks for.
-
-    Attributes
-    ----------
-    output : str
-        File of the results, or for recordings and images a folder; "-" is standard output.
-    resume : str or None
-        File with the results of an interrupted run, in place of ``output``.
-    force : bool
-        Replace the content of ``output``.
-    line_format : LineFormat
-    document : bool
-        Each file is one input, in place of each line.
-    prompt : str or None
-        The input of a text model, in place of files; for Whisper, its setting ``prompt``.
-    settings : mapping
-        Settings of ``model.generate``.
-    batch_size, max_rows : int or None
-        The most inputs, or rows, that run together.
-    subtitles : str or None
-        Format of subtitles, in place of text.
-    sound_input : bool
-        Standard input is one recording.
-    raw : RawFormat or None
-        The format of recordings that are raw samples.
-    recording_file : str or None
-        The file that the recording on standard input was written to.
-    live : SoundSource or None
-        The recording on standard input, read while it comes.
-    max_words : int or None
-        The most words of a subtitle; None for all words of a segment.
-    stream : bool
-        Write each text in pieces, as soon as no later token can change them, or subtitles as the windows of a recording
-        are done.
-    document_format : str or None
-        The format of documents; None for that of each file's ending.
-    glossary : str or None
-        File of terms whose translation is forced in documents.
-    """
-
-    output: str
-    resume: str | None
-    force: bool
-    line_format: LineFormat
-    document: bool
-    settings: Mapping[str, Any]
-    batch_size: int | None
-    max_rows: int | None
-    subtitles: str | None
-    sound_input: bool
-    raw: RawFormat | None = None
-    recording_file: str | None = None
-    live: SoundSource | None = None
-    max_words: int | None = None
-    stream: bool = False
-    prompt: str | None = None
-    document_format: str | None = None
-    glossary: str | None = None
-
-    @property
-    def target(self) -> str:
-        """The file that results are written to."""
-        return self.output if self.resume is None else self.resume
-
-    @property
-    def option(self) -> str:
-        """The option that names the target."""
-        return "--output" if self.resume is None else "--resume"
 
 
 def run_files(run: FileRun) -> int:
@@ -173,12 +101,11 @@ def _run(run: FileRun) -> int:
     load_seconds = time.perf_counter() - start
     lines = run.line_format
     if document and not (lines.exact or lines.ids or lines.field):
-        from tightbeam.deploy.run_model.documents import DocumentRun, is_translator, run_documents
+        from tightbeam.deploy.run_model.documents import is_translator, run_documents
 
         if is_translator(model):
             _check_documents(run)
-            own = DocumentRun(**{each.name: getattr(run, each.name) for each in fields(DocumentRun)})
-            return run_documents(own, model, files, load_seconds)
+            return run_documents(run, model, files, load_seconds)
     if (run.glossary, run.document_format) != (None, None):
         raise InputError("--glossary and --document-format are for --document with a translator; leave them out")
     if run.prompt is not None and not model.manifest.reads_text:
