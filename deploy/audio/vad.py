@@ -18,7 +18,7 @@ from tightbeam.deploy.generation.vad import SILENCE_MS, VadParameters
 __all__ = ["RATE_HZ", "SpeechDetector", "speech_parts"]
 
 RATE_HZ, CHUNK = 16_000, 512
-"""Samples a second that the model takes, and those of a chunk that has one probability."""
+"""Samples a second that the model takes, and samples of a chunk, which has one probability."""
 HYSTERESIS, LOWEST_END = 0.15, 0.01
 """Speech ends below the threshold less this, but at this probability at the lowest."""
 PAUSE = 98 * RATE_HZ // 1000

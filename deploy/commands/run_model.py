@@ -461,7 +461,7 @@ def run_model(
         typer.Option(
             "--vad-filter/--no-vad-filter",
             help="Transcribe only the speech in a recording, which Silero's model of voice activity finds (VAD). Times "
-            "are those of the recording. Whisper only.",
+            "count from the beginning of the recording. Whisper only.",
         ),
     ] = None,
     vad_parameters: Annotated[

@@ -86,7 +86,7 @@ class Glossary:
         return self._tokens[term, begins]
 
     def _rows(self, form: str) -> Iterator[list[int]]:
-        """Yield the token ids of a form behind a space, and at the beginning, if they are those of this text."""
+        """Yield the token ids of a form at the beginning of a text and behind a space, if they decode to the form."""
         for given in (form, f" {form}"):
             row = self._encode(given)
             if self._decode(row).strip() == form:

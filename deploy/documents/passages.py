@@ -1,4 +1,4 @@
-"""What a document is made of: passages of text, and everything between them, which stays as it is."""
+"""Documents as passages of text, and everything between them, which stays as it is."""
 
 from __future__ import annotations
 

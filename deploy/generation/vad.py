@@ -1,6 +1,6 @@
 """Settings of voice activity.
 
-Source: ``vad_parameters`` of faster-whisper, whose names and defaults they have, as have those of its batched pipeline.
+Source: ``vad_parameters`` of faster-whisper, and of its batched pipeline. Names and defaults are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VAD_BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class VadParameters:
-    """How the speech in a recording is found.
+    """The settings by which the speech in a recording is found.
 
     Attributes
     ----------

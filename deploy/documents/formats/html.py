@@ -26,7 +26,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 RAW = ("script", "style", "xmp", "iframe", "noembed", "noframes", "textarea")
-"""Elements whose content is no markup, and stays."""
+"""Elements whose content is plain text, which stays as it is."""
 KEPT = ("pre", "code", "kbd", "samp", "var", "math", "svg", "template")
 """Elements whose content stays."""
 INLINE = frozenset(

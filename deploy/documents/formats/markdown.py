@@ -32,7 +32,7 @@ MOST = 8000
 
 @dataclass
 class _Spans:
-    """What the rules of markdown-it-py find in one text, by the place at which it begins.
+    """The findings of markdown-it-py's rules in one text, by the place at which each begins.
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""What the runtimes on a GPU share: device memory, captured steps, and batches that samples join in slots."""
+"""Device memory, captured steps, and batches that samples join in slots, for the runtimes on a GPU."""
