@@ -62,6 +62,7 @@ SECTIONS: Mapping[str, Kind] = {
         "whole generations next to transformers", 25, ("build",), keeps=("Bundles", "Checked", "End to end")
     ),
     "step": Kind("a decode step: copies, gaps, CUDA graph", 5, ("build",)),
+    "speech": Kind("real-time factors of Whisper next to transformers", 12, ("build",)),
     "tensorrt": Kind("an engine for compute capability 8.0 on this GPU", 4, ("machine",)),
 }
 

@@ -59,7 +59,7 @@ class Blocks:
 
     def seen(self, attention_mask: Tensor) -> Tensor:
         """True for the keys of each block that count, bool [B, Y, 1, 1, 3 X], of a mask [B, N]."""
-        blocks = self._with_neighbours(attention_mask)
+        blocks = self._with_neighbours(attention_mask.float())  # ONNX Runtime pads no integers on a GPU
         return self._side_by_side(blocks)[:, :, None, None].bool()
 
     def attend(

@@ -35,6 +35,7 @@ BODIES = {
     "kernels": "os.kill(os.getpid(), signal.SIGSEGV)",
     "generate": "raise ValueError('no, the value\\nis wrong')",
     "step": "raise RuntimeError('CUDA failure 2: out of memory')",
+    "speech": "yield 'a second note'",
     "tensorrt": "subprocess.Popen(['sleep', '600'], cwd=folder)",
 }
 
@@ -88,11 +89,12 @@ def test_every_section_has_an_outcome(
         "kernels": ("failed", f"killed by SIGSEGV; see {folder / 'results' / 'kernels.log'}"),
         "generate": ("failed", "ValueError: no, the value"),
         "step": ("out of memory", "RuntimeError: CUDA failure 2: out of memory"),
+        "speech": ("passed", ""),
         "tensorrt": ("passed", ""),
     }
     assert all(rows(found_by(folder, name), "Found")[0]["what"] == name for name in BODIES)
     said = capsys.readouterr().err.splitlines()
-    assert said[2].split()[::2] == ["tests", said[2].split()[2], "3"] and len(said) == 10
+    assert said[2].split()[::2] == ["tests", said[2].split()[2], "3"] and len(said) == 11
     links = (link for link in Path("/proc").glob("[0-9]*/cwd") if reads_as(link, folder / "results"))
     assert not list(links), "what a section started ends with it"
 
@@ -113,6 +115,13 @@ def test_later_sections_join_earlier_ones_in_the_report(folder: Path) -> None:
     assert "| tests | failed | 3 failed | " in own
     assert "\n### Found\n\n| what | how much |\n|---|---|\n| build | 1.235 |\n" in own
     assert "\n- build: a | b c\n" in own
+
+
+def test_the_report_counts_right_checks_and_shows_wrong_ones(folder: Path) -> None:
+    write_section(folder, "build", "yield from (('Checks', {'call': n, 'right': n != 2}) for n in range(4))")
+    check(folder, "build")
+    own = (folder / "results" / "gpu_check.md").read_text()
+    assert "\n### Checks\n\n3 of 4 are right.\n\n| call | right |\n|---|---|\n| 2 | no |\n" in own
 
 
 def test_a_section_is_skipped_if_one_that_it_needs_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tools.gpu import _process, generate, rates
 from tools.gpu._generate import case, make, tables
 from tools.gpu._process import Ended, rows
 
-VARIANTS = ["dedup", "el", "slim", "baseline"]
+VARIANTS = ["dedup", "el", "kcache", "baseline"]
 PEERS = ["transformers", "transformers compiled", "transformers no cache"]
 BEST = "times transformers"
 
@@ -109,14 +109,14 @@ def test_a_variant_that_is_wrong_or_crashes_is_not_timed() -> None:
     def run(function: str, arguments: dict[str, Any], limit_s: float) -> tuple[Ended, list[Any]]:
         if arguments["variant"] == "el":
             return Ended("failed", "killed by SIGSEGV"), []
-        said = "differs: sample 0" if arguments["variant"] == "slim" else "equal"
+        said = "differs: sample 0" if arguments["variant"] == "kcache" else "equal"
         return Ended("passed"), [["case", {"tokens": 9, generate.VERDICT: said}]]
 
     found, right = end_of(generate.check_all(run, {}, []))
     assert right == ["dedup", "baseline"]
     checked = rows(found, generate.CHECKED)
     assert checked[1] == {"variant": "el", "why": "failed: killed by SIGSEGV"}
-    assert [note.partition(" ")[0] for note in found if isinstance(note, str)] == ["el", "slim"]
+    assert [note.partition(" ")[0] for note in found if isinstance(note, str)] == ["el", "kcache"]
     assert [row["variant"] for row in rows(end_of(generate.check_all(run, {}, checked))[0], generate.CHECKED)] == ["el"]
 
 

@@ -1,7 +1,8 @@
-"""Sections of the GPU check without a GPU: `sanitizer`, `step` and `tests`."""
+"""Sections of the GPU check without a GPU: `sanitizer`, `speech`, `step` and `tests`."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,7 @@ import pytest
 
 from support.runtimes import session_in_memory
 from tightbeam.export import export_model
-from tools.gpu import sanitizer, step, tests
+from tools.gpu import sanitizer, speech, step, tests
 from tools.gpu._generate import make
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,15 +90,15 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_variant_that_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variant in ("el", "slim"):
+    for variant in ("el", "kcache"):
         make.bundle_folder(tmp_path / "generate", variant, step.PRECISION).mkdir(parents=True)
     found = []
-    with pytest.raises(SystemExit, match="error: a step failed or does what it should not: el, slim"):
+    with pytest.raises(SystemExit, match="error: a step failed or does what it should not: el, kcache"):
         for row in step.run(str(tmp_path), False, 60.0):
             found.append(row)
     assert [(row[1]["variant"], row[1]["failed"].partition(":")[0]) for row in found] == [
         ("el", "BundleError"),
-        ("slim", "BundleError"),
+        ("kcache", "BundleError"),
     ]
 
 
@@ -144,3 +145,13 @@ def test_section_step_in_a_rehearsal(tmp_path: Path) -> None:
     for row in steps:
         assert (row["copies to the GPU"], row["copies back"], row["copies back, bytes"]) == (2, 3, 480)
         assert step.WRONG not in row
+
+
+@pytest.mark.slow
+def test_both_sides_transcribe_every_window(tmp_path: Path) -> None:
+    found = [each[1] for each in speech.run(str(tmp_path), True, 300) if each[0] == speech.TITLE]
+    sides = [(row["side"], row["beams"]) for row in found]
+    assert sides == list(itertools.product(("tightbeam", "transformers"), speech.BEAMS))
+    for row in found:
+        assert row["seconds"] > row["encoder s"] > 0
+        assert row["real-time factor"] == pytest.approx(row["batch"] * speech.WINDOW_S / row["seconds"])

@@ -8,8 +8,10 @@ from typing import Any
 
 from tools.gpu._process import read, rows
 
-__all__ = ["MACHINE", "STATE", "write_report"]
+__all__ = ["MACHINE", "RIGHT", "STATE", "write_report"]
 
+RIGHT = "right"
+"""Column that says whether a check was right."""
 STATE, MACHINE = "state", "machine"
 """Titles of the rows that the head of the report is made of: the outcome of a section, and what the machine has."""
 
@@ -48,10 +50,18 @@ def markdown(found: Mapping[str, list[Any]], machine: Mapping[str, str]) -> str:
     for name, each in found.items():
         titles = dict.fromkeys(one[0] for one in each if isinstance(one, list))
         for title in (title for title in titles if title not in (STATE, MACHINE)):
-            lines += ["", f"### {title}", "", *_table(rows(each, title))]
+            lines += ["", f"### {title}", "", *_section(rows(each, title))]
         notes = [f"- {name}: {_one_line(note)}" for note in each if isinstance(note, str)]
         lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
+
+
+def _section(of: list[dict[str, Any]]) -> list[str]:
+    """A table; of checks that say what was right only their number, and those that were not."""
+    wrong = [row for row in of if not row.get(RIGHT, False)]
+    if len(wrong) == len(of):
+        return _table(of)
+    return [f"{len(of) - len(wrong)} of {len(of)} are right.", *(["", *_table(wrong)] if wrong else [])]
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from tools.gpu._kernels.search import NGramWork, TopKWork, TrieTopKWork
 from tools.gpu._kernels.work import Operator, Peer, Tensors, Work, as_case, as_doubles
 from tools.gpu._place import Host, OnGpu, Times, place_of
 from tools.gpu._process import Found, Row, failed
+from tools.gpu._report import RIGHT
 from tools.gpu.rates import Rates, measure_rates
 
 __all__ = ["Error", "RecordingLauncher", "compare", "measure", "works"]
@@ -161,7 +162,7 @@ def measure(place: Host) -> Iterator[Found]:
             wrong = False
             for against, error in checks(full, small, place, launcher):
                 wrong |= not error.right
-                yield "Checks", {"call": name, "against float64": against, **vars(error), "right": error.right}
+                yield "Checks", {"call": name, "against float64": against, **vars(error), RIGHT: error.right}
             if not wrong:
                 kind = full.dtype_name
                 if kind not in rates:

@@ -10,11 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from tools.gpu._process import ROOT, Found
 
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    "memcheck": ("--report-api-errors", "no"),  # cuda-bindings asks the driver for functions that it does not have
+    "racecheck": (),
+    "synccheck": (),
+    "initcheck": (),
+}
+"""The tools, each with its options."""
 SECONDS, GRACE_SECONDS = 55, 12
 """Seconds for each tool, and then for its summary."""
 CHOSEN = "test_cases and float16"
@@ -33,32 +41,35 @@ PASSED = re.compile(r"\b(\d+) passed")
 
 
 def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
-    """Run each tool."""
+    """Run the tools, all at once: each of them waits for the host most of the time."""
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise SystemExit("skipped: compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
     if rehearse:
         raise SystemExit("skipped: compute-sanitizer needs a GPU; on the host shim AddressSanitizer takes its place")
     failures = []
-    for tool in TOOLS:
-        # Without conftest.py, and so without torch, whose kernels would be checked too.
-        tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
-        command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_ERRORS)]
-        command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
-        code: int | None = None
-        try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
-            printed, code = done.stdout + done.stderr, done.returncode
-        except subprocess.TimeoutExpired as error:
-            printed = (error.stdout or b"") + (error.stderr or b"")
-        text = printed.decode(errors="replace")
-        print(text, flush=True)
-        cases, errors, last = read_output(text)
-        yield "compute-sanitizer", {"tool": tool, "cases": cases, "errors": errors, "output": last}
-        if failure := error_of(code, cases, errors):
-            failures.append(f"{tool}: {failure}")
+    with ThreadPoolExecutor(len(TOOLS)) as pool:
+        for tool, (code, text) in zip(TOOLS, pool.map(partial(_look, sanitizer), TOOLS), strict=True):
+            print(text, flush=True)
+            cases, errors, last = read_output(text)
+            yield "compute-sanitizer", {"tool": tool, "cases": cases, "errors": errors, "output": last}
+            if failure := error_of(code, cases, errors):
+                failures.append(f"{tool}: {failure}")
     if failures:
         raise SystemExit(f"error: {'; '.join(failures)}")
+
+
+def _look(sanitizer: str, tool: str) -> tuple[int | None, str]:
+    """The exit code of a tool over the tests, None if it had to be killed; and what it printed."""
+    # Without conftest.py, and so without torch, whose kernels would be checked too.
+    tests = ["--noconftest", "-x", "-q", "-m", "gpu", "-k", CHOSEN, "tests/plugins/test_kernels_on_gpu.py"]
+    command = [sanitizer, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND_ERRORS)]
+    command += [sys.executable, "-c", PYTEST, str(SECONDS), "-W", "default", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=SECONDS + GRACE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        return None, ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace")
+    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
 
 
 def read_output(printed: str) -> tuple[int, str, str]:

@@ -1,4 +1,6 @@
-"""Section "tests" of gpu_check.py: the tests with the marker `gpu`, file by file, so that a crash is isolated."""
+"""Section "tests" of gpu_check.py: the tests with the marker `gpu`, file by file, so that a crash is isolated. The
+tests of a file run at once, since most of them wait for a compiler or a trace.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,7 @@ from pathlib import Path
 
 from tools.gpu._process import ROOT, Found
 
-IN_PARALLEL = "test_kernels_on_gpu.py"
-"""Compiles a kernel for most of its cases, seconds each, and caches it on disk."""
+PROCESSES = "8"
 REHEARSED = "tests/deploy/runtimes/test_cuda.py"
 """Without a GPU every test of the GPU is skipped, so that another file must show that tests run."""
 MOST_NOTES = 5
@@ -28,7 +29,7 @@ def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:
         files[REHEARSED] = []
     elif importlib.util.find_spec("xdist"):
         for file in files:
-            files[file] += ["-n", "8"] if file.endswith(IN_PARALLEL) else []
+            files[file] += ["-n", PROCESSES]
     yield from run_files(files, Path(folder, "tests.xml"))
 
 

@@ -103,7 +103,7 @@ class BeamTiles {
     for (int half = 0; half < HALVES; ++half) {
       const int j = 8 * half + lane_ / 4;
       beam_bit_[half] = j < queries_ ? 1u << (beam(j) - first_beam()) : 0;
-      bias_[half] = 0;
+      bias_[half] = span.newest;  // of no query: within the first row, since multiply() reads it for all of them
       if (a_.distance_bias && j < queries_)
         bias_[half] = (first_row_ + beam(j)) * a_.bias_row_stride + head(j) * a_.bias_distances + span.newest;
     }
@@ -268,7 +268,7 @@ class BeamTiles {
   Half* const stages_;                                // [2 stages, keys and values, 16, STRIDE]
   const Half *new_key_, *new_value_, *key_, *value_;  // column_ of the sample's first row in the inputs and the caches
   unsigned query_[STEPS][4], beam_bit_[HALVES];
-  long long bias_[HALVES];  // index of the newest position's bias, or 0
+  long long bias_[HALVES];  // index of the newest position's bias
   float row_max_[HALVES], row_sum_[HALVES], sums_[WIDTH / 8][4];
 };
 

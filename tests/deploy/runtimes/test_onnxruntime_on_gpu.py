@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from support.bundles.cache import BundleCache
-from support.checkpoints.families import WHISPER_GENERATION
+from support.checkpoints.causal import CAUSAL_CLASSES
+from support.checkpoints.families import CLASSES, WHISPER_GENERATION
+from support.checkpoints.image import IMAGE_FAMILIES, PATCHES, images
+from support.checkpoints.speech import RECORDING_FAMILIES
 from support.operators.cuda_device import provider_library
 from support.references.causal_runs import runs as causal_runs
 from support.references.ending_models import ENDING, LENGTHS, often_ended
@@ -18,7 +21,6 @@ from support.references.generate_runs import SETTINGS, batch
 from support.runtimes.comparison import expect_close, rows_and_tries, runs_of
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
-from tightbeam.deploy.errors import DeviceError, ExecutionError
 from tightbeam.deploy.runtimes.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda, placement
 from tightbeam.graph_passes import PRESETS
 
@@ -106,6 +108,40 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
     compare(bundles(variant, "whisper", generation=WHISPER_GENERATION), generate)
 
 
+@pytest.mark.parametrize("family", [family for family in CLASSES if family not in ("bart", "whisper")])
+def test_encoder_decoder_families(bundles: BundleCache, family: str) -> None:
+    def generate(runner: Runner) -> list[Any]:
+        runs = runs_of(runner.manifest.sizes.source_vocabulary)
+        return [runner.generate(ids, mask, **{"max_new_tokens": 18, **own}) for ids, mask, own in runs]
+
+    compare(bundles("dedup", family), generate)
+
+
+@pytest.mark.parametrize("family", [family for family in CAUSAL_CLASSES if family not in ("gpt2", "llama")])
+def test_decoder_only_families(bundles: BundleCache, family: str) -> None:
+    compare(bundles("dedup", family), lambda runner: [runner.generate(i, m, **own) for i, m, own in causal_runs()])
+
+
+@pytest.mark.parametrize("family", RECORDING_FAMILIES)
+def test_recordings(bundles: BundleCache, family: str) -> None:
+    def generate(runner: Runner) -> list[Any]:
+        assert runner.recordings is not None
+        features = runner.recordings.features(np.sin(np.arange(12000, dtype=np.float32) ** 1.2 / 40))
+        return [runner.generate_from_features(features[None], num_beams=M, max_new_tokens=12) for M in (1, 3)]
+
+    compare(bundles("dedup", family), generate)
+
+
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, PATCHES])
+def test_images(bundles: BundleCache, family: str) -> None:
+    def generate(runner: Runner) -> list[Any]:
+        assert runner.image_processor is not None
+        pixels = [runner.image_processor.pixels(image)[None] for image in images(0)]
+        return [runner.generate_from_pixels(each, num_beams=M, max_new_tokens=12) for each in pixels for M in (1, 3)]
+
+    compare(bundles("dedup", family), generate)
+
+
 @pytest.mark.parametrize("variant", ["dedup", "el", "slim"])
 def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
@@ -133,12 +169,3 @@ def test_all_nodes_but_sizes_run_on_the_gpu(bundles: BundleCache, variant: str) 
         host = {op for provider, op in found if provider != PROVIDER}
         assert host <= ON_THE_CPU, f"on the CPU: {host}"
     assert OURS & {op for _, op in placement(engine.sessions[1])}
-
-
-def test_a_batch_too_large_for_the_gpu_is_an_error(bundles: BundleCache) -> None:
-    runner = Runner.load(bundles("baseline", "bart", max_position_embeddings=2048), device="cuda")
-    ids = np.full((60000, 40), 7)
-    with pytest.raises((DeviceError, ExecutionError), match="run fewer rows together"):
-        runner.generate(ids, num_beams=5, max_new_tokens=2000)
-    few = runner.generate(ids[:2], num_beams=2, max_new_tokens=3)
-    assert len(few.sequences) == 2

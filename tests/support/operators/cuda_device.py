@@ -17,16 +17,16 @@ from tightbeam.plugins.tensorrt.compiler import CACHE
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 from tightbeam.plugins.tensorrt.launcher import CudaLauncher
 
-__all__ = ["DeviceMemory", "gpu_launcher", "provider_library"]
+__all__ = ["DeviceMemory", "cuda", "gpu_launcher", "provider_library"]
 
 
 def cuda(name: str, *arguments: Any) -> Any:
-    """Call a function of CUDA's runtime, and return its result, if any."""
+    """Call a function of CUDA's runtime, and return its result, a tuple of several, or None."""
     from cuda.bindings import runtime
 
     code, *results = getattr(runtime, name)(*arguments)
     assert code == runtime.cudaError_t.cudaSuccess, f"{name}: {code.name}"
-    return results[0] if results else None
+    return results[0] if len(results) == 1 else tuple(results) or None
 
 
 class DeviceMemory(GuardedMemory):

@@ -15,7 +15,10 @@ from support.tolerance import assert_close
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
 from tightbeam.plugins.ops._case import Array, Case
 
-OUTPUT_TYPES = {"beams": np.int64, "tokens": np.int64, "quantized": np.int8, "embeddings": np.float32}
+OUTPUT_TYPES = {
+    **{"beams": np.int64, "tokens": np.int64, "quantized": np.int8},
+    **dict.fromkeys(("embeddings", "lse", "scores", "scale", "scale_cache_out"), np.float32),
+}
 OUTPUTS_OF_RANK_3 = {
     (name, "output") for name in ("LatentAttention", "QuantizedLatentAttention", "EncoderAttention", "PromptAttention")
 }
@@ -41,7 +44,7 @@ def model_of(
     first_float = next((dtype for dtype in kinds if dtype.kind in "fV"), np.dtype(np.float32))
     given = []
     for tensor in outputs:
-        dtype = OUTPUT_TYPES.get(tensor, np.float32 if tensor in ("lse", "scores", "scale") else first_float)
+        dtype = OUTPUT_TYPES.get(tensor, first_float)
         rank = 4 if tensor.endswith("cache_out") else 3 if (name, tensor) in OUTPUTS_OF_RANK_3 else 2
         given.append(info(tensor, dtype, rank))
     graph = onnx.helper.make_graph([node], name, taken, given)
