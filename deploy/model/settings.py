@@ -14,6 +14,7 @@ from tightbeam.deploy.generation.layers import Layer, caller_layers, merged, set
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.resolve import ResolvedSettings, resolve_settings
+from tightbeam.deploy.generation.settings_cache import SettingsCache
 from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.generation.without_effect import remove_settings_without_effect
 from tightbeam.deploy.runtimes.base import Runtime
@@ -21,10 +22,6 @@ from tightbeam.deploy.text.text_settings import BEGINNING, HOTWORDS, PROMPT, wit
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["ModelSettings"]
-
-MOST_RESOLVED = 32
-"""The most resolved settings that are cached: of all lines, and of lines and requests with their own. Settings with
-many banned words take megabytes."""
 
 
 class ModelSettings:
@@ -44,7 +41,7 @@ class ModelSettings:
 
     def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
         self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
-        self._resolved: dict[tuple[Layer, ...], ResolvedSettings] = {}
+        self._resolved = SettingsCache(self._resolved_layers)
 
     def options(self, settings: Mapping[str, Any], prompt_length: int = 1) -> GenerationOptions:
         """Resolve settings over the model's defaults.
@@ -95,15 +92,12 @@ class ModelSettings:
 
     def _resolve(self, settings: Mapping[str, Any]) -> ResolvedSettings:
         """Resolve the settings of a caller, once for the same layers. Raises GenerationError."""
-        given, about = caller_layers(settings), self._manifest
-        resolved = self._resolved.get(given)
-        if resolved is None:
-            asked = self._with_token_ids(settings_of(given))
-            resolved = resolve_settings(about.generation, asked, about.sizes, speech=about.has_windows)
-            if len(self._resolved) >= MOST_RESOLVED:
-                self._resolved.clear()
-            self._resolved[given] = resolved
-        return resolved
+        return self._resolved(caller_layers(settings))
+
+    def _resolved_layers(self, given: tuple[Layer, ...]) -> ResolvedSettings:
+        about = self._manifest
+        asked = self._with_token_ids(settings_of(given))
+        return resolve_settings(about.generation, asked, about.sizes, speech=about.has_windows)
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Replace texts by token ids, and set the start token of a Donut. Raises GenerationError."""

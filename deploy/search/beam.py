@@ -189,7 +189,7 @@ def _open_candidates(candidates: Candidates, ends: Bools, count: int, *, descend
     return Candidates(scores[samples, order], beams[samples, order], tokens[samples, order])
 
 
-@lru_cache(maxsize=64)
-def _divisors(length_penalty: float, longest: int) -> list[np.float32]:
+@lru_cache(maxsize=32)
+def _divisors(length_penalty: float, longest: int) -> Floats:
     """The divisor of a score by the number of new tokens, up to ``longest``; Python's power, as in `_beam_search`."""
-    return [np.float32(1), *(np.float32(length**length_penalty) for length in range(1, longest + 1))]
+    return np.array([1, *(length**length_penalty for length in range(1, longest + 1))], np.float32)

@@ -7,8 +7,9 @@ single alternative.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TypeAlias
+
+from tightbeam.deploy.generation.settings_cache import SettingsCache
 
 __all__ = ["WordState", "Words"]
 
@@ -48,7 +49,7 @@ class _Table:
         self.longest = max(self.lengths)
 
 
-_table_of = lru_cache(maxsize=32)(_Table)
+_table_of = SettingsCache(_Table)
 
 
 class WordState:

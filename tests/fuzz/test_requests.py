@@ -40,6 +40,9 @@ SPEECH: list[dict[str, Any]] = [
     {"temperature": [0.0, 0.2], "seed": 1, "logprob_threshold": -1, "compression_ratio_threshold": 1.3},
     {"condition_on_prev_tokens": True, "prompt_ids": [5, 6], "prompt_condition_type": "all-segments", "num_beams": 2},
     {"no_speech_threshold": 0.5, "logprob_threshold": -1, "silence_threshold_db": -40, "min_speech_s": 0.1},
+    {"clip_timestamps": [0.05, 0.1, 0.2], "return_timestamps": True},
+    {"clip_timestamps": "0,0.1", "hotwords": "a town", "return_token_timestamps": True},
+    {"vad_filter": True, "vad_parameters": {"threshold": 0.1, "speech_pad_ms": 20}, "batched_windows": True},
 ]
 
 

@@ -134,6 +134,7 @@ def fuzz(
     last = FOLDER / f"{name}.last"
     counts = {"accepted": 0, "refused": 0}
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    start = time.process_time()
 
     def checked(example: Any) -> None:
         last.write_bytes(example if isinstance(example, bytes) else repr(example).encode(errors="backslashreplace"))
@@ -169,7 +170,8 @@ def fuzz(
             once()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        print(f"\n{name}: {counts['accepted']:,} examples accepted, {counts['refused']:,} refused", flush=True)
+        tried = f"{counts['accepted']:,} examples accepted, {counts['refused']:,} refused"
+        print(f"\n{name}: {tried}, {time.process_time() - start:.0f} s of processor time", flush=True)
     last.unlink()
 
 

@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +79,7 @@ class Clients:
 
     def __init__(self, address: str, good: list[Ask], seed: int, tally: Tally, starts: Callable[[], int]) -> None:
         self._address, self._good, self._tally, self._starts = address, good, tally, starts
-        self._seed = seed
+        self._seed, self._first = seed, iter(list[Ask]())
         self._go = asyncio.Event()
         self._open = 0
         self._stopped = False
@@ -87,6 +87,10 @@ class Clients:
     def resume(self) -> None:
         """Let the clients send."""
         self._go.set()
+
+    def begin_with(self, asks: Iterable[Ask]) -> None:
+        """Let the clients send each of these before they choose again."""
+        self._first = iter(asks)
 
     def hold(self) -> None:
         """Let no client begin a request."""
@@ -118,6 +122,8 @@ class Clients:
                 return
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             ask = hostile_request(rng) if kind == "hostile" else rng.choice(self._good)
+            if (first := next(self._first, None)) is not None:
+                kind, ask = "first", first
             if kind == "unread":
                 ask = long_stream(rng)
             starts = self._starts()

@@ -9,7 +9,7 @@ import json
 import math
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.generation.fields import FIELDS
 from tools.soak.models import DEMO, EXPORTED, LIVE, SOURCES, TROCR, WHISPER
 
-__all__ = ["Ask", "good_requests", "hostile_request", "long_stream"]
+__all__ = ["Ask", "each_hostile_request", "good_requests", "hostile_request", "long_stream"]
 
 OUTPUTS = ("OUTPUT_IDS", "OUTPUT_LENGTHS")
 TEXT_SETTINGS: tuple[dict[str, Any], ...] = (
@@ -116,6 +116,12 @@ def hostile_request(rng: random.Random) -> Ask:
         return _hostile("random settings", rng.choice((DEMO, LIVE, WHISPER, TROCR)), rng, **settings)
     name = rng.choice(sorted(_HOSTILE))
     return replace(_HOSTILE[name](rng), kind=name)
+
+
+def each_hostile_request(rng: random.Random) -> Iterator[Ask]:
+    """Yield a hostile request of each kind."""
+    for name in sorted(_HOSTILE):
+        yield replace(_HOSTILE[name](rng), kind=name)
 
 
 def _nested(depth: int) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.settings_cache import SettingsCache
 from tightbeam.deploy.search.endings._ending import Ending, FinishReason
 from tightbeam.deploy.search.endings.end_tokens import end_tokens
 from tightbeam.deploy.search.endings.stop_strings import stop_strings
@@ -61,7 +61,7 @@ class Endings:
         return "length"
 
 
-@lru_cache(maxsize=32)
+@SettingsCache
 def endings_of(options: GenerationOptions) -> Endings:
     """Return the endings of a sample: the same object for equal settings."""
     made = (maker(options) for maker in ENDINGS)

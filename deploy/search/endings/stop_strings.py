@@ -7,12 +7,11 @@ the longest text has characters, or bytes for a tokenizer of bytes.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from tightbeam.deploy.arrays import Bools, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.settings_cache import SettingsCache
 from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.search.endings._ending import Ending
 
@@ -31,7 +30,7 @@ class StopStringEnding(Ending):
         self._ends = [text.encode() for text in stop.strings]
         self._longest = max(map(len, self._ends))
         self._tokens = self._longest if stop.texts.by_bytes else max(map(len, stop.strings))
-        self._may_complete: dict[int, bool] = {}
+        self._known = bytearray()  # by token: 1 or 2 for one that cannot or may complete a text, 0 for an unknown one
 
     def ends(self, history: Ints, rows: Ints, tokens: Ints) -> Bools:
         found, tails = np.zeros(len(tokens), np.bool_), dict[int, bytes]()
@@ -47,13 +46,15 @@ class StopStringEnding(Ending):
 
     def _completes(self, token: int) -> bool:
         """True if a token's text holds the end of one of the texts, whatever is before it."""
-        if token not in self._may_complete:
+        if token >= len(self._known):
+            self._known.extend(bytes(token + 1 - len(self._known)))
+        if not self._known[token]:
             text = self._texts.of(token) or b""
-            self._may_complete[token] = any(
+            self._known[token] = 1 + any(
                 end in text or any(text.startswith(end[-size:]) for size in range(1, min(len(end), len(text)) + 1))
                 for end in self._ends
             )
-        return self._may_complete[token]
+        return self._known[token] == 2
 
     def _tail(self, row: Ints) -> bytes:
         """The text at the end of a row int64 [T], as far as one of the texts may begin in it."""
@@ -68,7 +69,7 @@ class StopStringEnding(Ending):
         return b"".join(reversed(parts))
 
 
-@lru_cache(maxsize=64)
+@SettingsCache
 def _of(stop: StopStrings) -> StopStringEnding:
     return StopStringEnding(stop)
 

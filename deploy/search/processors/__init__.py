@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.settings_cache import SettingsCache
 from tightbeam.deploy.search.processors._forms import Ban, Forcing, Processor, RowProcessor, TriePlace
 from tightbeam.deploy.search.processors.bans import (
     bad_words,
@@ -161,7 +161,7 @@ def processors_of(options: GenerationOptions, source: Ints | None) -> Processors
     return _made(options, source)
 
 
-@lru_cache(maxsize=32)  # processors of many banned words take megabytes
+@SettingsCache
 def _processors_of_settings(options: GenerationOptions) -> Processors:
     return _made(options, None)
 

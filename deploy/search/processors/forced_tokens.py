@@ -18,8 +18,8 @@ from tightbeam.deploy.search.step import Candidates
 
 __all__ = ["forced_candidates", "forced_tokens"]
 
-MOST_CACHED = 1 << 16
-"""The most positions of an entry in the cache, whose arrays thus hold at most 40 MB."""
+MOST_CACHED = 1 << 12
+"""The most positions of an entry in the cache, whose arrays thus hold at most 2.4 MB."""
 
 
 class ForcedTokens(Forcing):

@@ -54,9 +54,9 @@ TEXT_PARAMETERS = frozenset(
 """Parameters whose text is not read as JSON."""
 LISTS_OF_TEXTS = frozenset({"stop_strings"})
 """Parameters whose text is read as JSON if that is a list."""
-CACHED = 128
+CACHED = 64
 """Number of parameter texts whose settings are cached: most requests have the same parameters as others."""
-LONGEST_CACHED = 1 << 12
+LONGEST_CACHED = 1 << 11
 """Characters of such a text. Longer ones are lists of a client's own, whose settings have megabytes."""
 TRITON_PREFIX = "triton_"
 """Prefix of the parameters that are Triton's own."""

@@ -124,9 +124,9 @@ def added(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         return request.param()
 
     monkeypatch.setattr(processors, "PROCESSORS", (*PROCESSORS, added_processor))
-    processors._processors_of_settings.cache_clear()
+    processors._processors_of_settings.clear()
     yield request.param
-    processors._processors_of_settings.cache_clear()
+    processors._processors_of_settings.clear()
 
 
 @pytest.mark.parametrize(
