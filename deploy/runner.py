@@ -47,6 +47,7 @@ from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.processors import AnyProcessor, check_pixels
 from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, read_document
 from tightbeam.deploy.inputs.images import read_images
+from tightbeam.deploy.inputs.live import LiveTranscription
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.output import Output, TextSegment, output_of
 from tightbeam.deploy.inputs.recordings import run_recordings
@@ -818,6 +819,40 @@ class Runner:
         check_count("batch_size", batch_size, "windows")
         (source,) = check_recordings([recording], "the recording")
         return stream_segments(self.model, source, batch_size=batch_size, settings=settings)
+
+    def live(self, *, step_s: float | None = None, **settings: Any) -> LiveTranscription:
+        """Transcribe sound that is still coming, by agreement of successive runs (LocalAgreement-2).
+
+        Parameters
+        ----------
+        step_s : float, optional
+            Seconds of new sound that start a run of the model; 1 by default, and at most a quarter of its window.
+        **settings
+            The arguments of `transcribe`, except ``clip_timestamps``. With ``condition_on_prev_tokens`` each run has
+            the end of the text before its sound as its prompt.
+
+        Returns
+        -------
+        LiveTranscription
+            Takes sound by ``add(samples)``, which returns what is settled and what is pending, and ends by
+            ``finish()``.
+
+        Raises
+        ------
+        GenerationError
+            A setting is unknown, not supported, or impossible for this model or for live sound.
+        InputError
+            The model is not a Whisper model with timestamps and a tokenizer, or ``step_s`` is out of range.
+
+        Examples
+        --------
+        >>> live = runner.live(language="en")
+        >>> for samples in microphone:
+        ...     for update in live.add(samples):
+        ...         print(update.text, end="", flush=True)
+        >>> print("".join(update.text for update in live.finish()))
+        """
+        return LiveTranscription(self.model, self.model.settings.without_effect(settings), step_s)
 
     def generate_from_pixels(
         self, pixel_values: Array, *, callback: SearchCallback | None = None, **settings: Any

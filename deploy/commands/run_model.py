@@ -20,6 +20,7 @@ from tightbeam.deploy.inputs.sources import MOST_TOGETHER
 from tightbeam.deploy.run_model.chat import ChatRun, run_chat
 from tightbeam.deploy.run_model.file_run import FileRun
 from tightbeam.deploy.run_model.input_files import STDIN
+from tightbeam.deploy.run_model.live import LiveCommand, run_live
 from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.run import run_files
 from tightbeam.deploy.run_model.subtitles import FORMATS
@@ -65,6 +66,7 @@ HINTS = {
     **dict.fromkeys(
         ("--file", "-f"), "the whole content of a file is one input with --prompt-file FILE, or with --document"
     ),
+    **dict.fromkeys(("--microphone", "--mic"), "a microphone is --live behind ffmpeg or arecord in a pipe"),
     "--output-format": "the format of the results is --format",
     "--vad": "voice activity is --vad-filter",
     "--condition-on-previous-text": "the context of earlier windows is --condition-on-prev-tokens",
@@ -176,6 +178,15 @@ def run_model(
         int | None,
         typer.Option(min=1, max=MAX_CHANNELS, help="Channels of raw samples, 1 by default; with --sample-rate."),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Transcribe standard input word by word while it comes, such as from a microphone: raw 16-bit samples "
+            "of one channel at the model's rate, unless --sample-rate or --sound-input says otherwise. Ctrl-C ends "
+            "the sound. Whisper only.",
+        ),
+    ] = False,
     ids: Annotated[
         bool, typer.Option("--ids", help="Read each line as a JSON list of token ids, in place of text.")
     ] = False,
@@ -567,11 +578,20 @@ def run_model(
     with _errors_in_one_line(front_end, whole=not stream or result_format in FORMATS):
         cut = truncation_of(truncate)
         if chat:
-            _check_for_chat(context)
+            _check_alone(context, "--chat, which reads messages from standard input", CHAT_OPTIONS, stream=ANSWERS)
             given = _with_config(settings, generation_config)
             loading: dict[str, Any] = {"bundle": bundle, "engine": engine, "device": device, "threads": threads}
             how: dict[str, Any] = {"quiet": quiet, "system": system, "truncate": cut, "settings": given}
             raise typer.Exit(run_chat(ChatRun(**loading, **how, front_end=front_end)))
+        if live:
+            _check_alone(context, "--live, which writes the text of standard input", LIVE_OPTIONS)
+            raw = _raw_format(sample_rate, sample_format, sample_channels)
+            if raw is not None and sound_input:
+                raise InputError("--sample-rate does not go with --sound-input; leave one out")
+            heard: dict[str, Any] = {"bundle": bundle, "engine": engine, "device": device, "threads": threads}
+            heard |= {"sources": tuple(sources or ()), "sound_input": sound_input, "raw": raw}
+            given = _with_config(settings, generation_config)
+            raise typer.Exit(run_live(LiveCommand(**heard, quiet=quiet, json_lines=json_lines, settings=given)))
         if system is not None:
             raise InputError("--system is the system message of --chat; pass both")
         if ids and cut:
@@ -694,21 +714,26 @@ def _checked_format(given: str | None, *, json_lines: bool, output: str) -> str:
     return "json" if json_lines else given or "text"
 
 
-def _check_for_chat(context: typer.Context) -> None:
-    """Raise InputError for options and arguments that a conversation does not have."""
-    allowed = {"bundle", "chat", "system", "truncate", "quiet", "engine", "device", "threads", "generation_config"}
-    allowed |= {field.name for field in FIELDS} - {"prompt"}
+COMMON_OPTIONS = {"bundle", "quiet", "engine", "device", "threads", "generation_config"}
+CHAT_OPTIONS = COMMON_OPTIONS | {"chat", "system", "truncate"} | ({field.name for field in FIELDS} - {"prompt"})
+LIVE_OPTIONS = COMMON_OPTIONS | {"live", "sources", "json_lines", "sound_input", "sample_rate", "sample_format"}
+LIVE_OPTIONS |= {"sample_channels"} | ({field.name for field in FIELDS} - {"clip_timestamps"})
+"""The parameters that a conversation and live sound have."""
+ANSWERS = "--chat, whose answers come as they are made"
+
+
+def _check_alone(context: typer.Context, asked: str, allowed: set[str], *, stream: str = "") -> None:
+    """Raise InputError for options and arguments that are not ``allowed`` beside what is asked for.
+
+    ``stream`` is what the error says for --stream.
+    """
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE" and context.params[name]:
             shown = parameter.opts[0] if name != "sources" else "FILE"
-            reason = (
-                "whose answers come as they are made"
-                if name == "stream"
-                else "which reads messages from standard input"
-            )
-            raise InputError(f"{shown} is not for --chat, {reason}; leave it out")
+            reason = stream if name == "stream" and stream else asked
+            raise InputError(f"{shown} is not for {reason}; leave it out")
 
 
 def _check_for_ray(options: Mapping[str, Any], subtitles: str | None) -> None:
