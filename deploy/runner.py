@@ -666,7 +666,7 @@ class Runner:
         attention_mask : integers [B, X], optional
             1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. For windows
             it is read only with ``return_token_timestamps``. As in transformers, padding changes the encoder's output
-            for a shorter whole recording; `transcribe` runs each recording without padding.
+            for a shorter whole recording, but for Cohere ASR; `transcribe` runs each recording without padding.
         callback : SearchCallback, optional
             Receives results while the search runs, as in `generate`.
         **settings
@@ -690,8 +690,8 @@ class Runner:
         settings = self.model.settings.without_effect(settings)
         if self.recordings is not None:
             options = self.options(**settings).without_source_tokens("a recording")
-            features, mask = self.recordings.checked(input_features, attention_mask)
-            return self._generate(samples_of_features(features, mask, options), callback)
+            rows, masks = self.recordings.checked(input_features, attention_mask)
+            return self._generate(samples_of_features(rows, masks, options), callback)
         options = self.model.settings.for_one_window(self.options(**settings))
         log_mel = self.model.require_windows()
         if attention_mask is not None and not options.aligned:

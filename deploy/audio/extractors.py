@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.audio import filter_bank, waveform
+from tightbeam.deploy.audio import filter_bank, normalized_mel, waveform
 from tightbeam.deploy.audio.recordings import Extractor, Recordings
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.settings_file import read_settings
@@ -34,7 +34,7 @@ def extractor_of(settings: Mapping[str, Any], path: Path) -> Extractor:
         return waveform.Waveform.of(settings, path)
     if kind == filter_bank.EXTRACTOR:
         return filter_bank.FilterBank.of(settings, path)
-    raise BundleError(
-        f"{path}: feature_extractor_type is {kind!r}, expected {waveform.EXTRACTOR} or {filter_bank.EXTRACTOR}; "
-        "restore the file"
-    )
+    if kind == normalized_mel.EXTRACTOR:
+        return normalized_mel.NormalizedMel.of(settings, path)
+    known = f"{waveform.EXTRACTOR}, {filter_bank.EXTRACTOR} or {normalized_mel.EXTRACTOR}"
+    raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {known}; restore the file")

@@ -20,7 +20,7 @@ from tightbeam.deploy.bundle.settings_file import read_settings
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
-__all__ = ["LogMel"]
+__all__ = ["LogMel", "mel_filters"]
 
 EXTRACTOR = "WhisperFeatureExtractor"
 HIGHEST_HZ = 8000.0
@@ -198,14 +198,31 @@ class LogMel:
 
     @cached_property
     def filters(self) -> npt.NDArray[np.float32]:
-        """Triangular filters [window / 2 + 1, mels] over the frequencies of the spectrum, at equal distances in mel."""
-        spectrum_hz = np.linspace(0, self.sampling_rate_hz // 2, self.window // 2 + 1)
-        feet_hz = _hz(np.linspace(0, _mel(HIGHEST_HZ), self.mels + 2))
-        slopes = feet_hz[None, :] - spectrum_hz[:, None]
-        widths = np.diff(feet_hz)
-        rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
-        filters: Array = np.maximum(0, np.minimum(rising, falling)) * (2 / (feet_hz[2:] - feet_hz[:-2]))
-        return filters.astype(np.float32)
+        """Filters [window / 2 + 1, mels], as of `mel_filters`."""
+        return mel_filters(self.mels, self.window, self.sampling_rate_hz, HIGHEST_HZ)
+
+
+def mel_filters(mels: int, window: int, rate_hz: int, highest_hz: float) -> npt.NDArray[np.float32]:
+    """Return triangular filters [window / 2 + 1, mels] over a spectrum, at equal distances in mel.
+
+    Parameters
+    ----------
+    mels : int
+        The number of filters.
+    window : int
+        Samples in the Fourier transform of a frame.
+    rate_hz : int
+        Samples a second.
+    highest_hz : float
+        The frequency at which the last filter ends.
+    """
+    spectrum_hz = np.linspace(0, rate_hz // 2, window // 2 + 1)
+    feet_hz = _hz(np.linspace(0, _mel(highest_hz), mels + 2))
+    slopes = feet_hz[None, :] - spectrum_hz[:, None]
+    widths = np.diff(feet_hz)
+    rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+    filters: Array = np.maximum(0, np.minimum(rising, falling)) * (2 / (feet_hz[2:] - feet_hz[:-2]))
+    return filters.astype(np.float32)
 
 
 def _mel(hz: float) -> float:

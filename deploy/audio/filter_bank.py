@@ -53,6 +53,10 @@ class FilterBank:
     variances: bool
     input = "input_features"
     """the encoder's input"""
+    ignores_padding = False
+    """padding changes how a recording is encoded"""
+    clip = cut = None
+    """transformers' extractor cuts no recording"""
 
     @property
     def row_shape(self) -> tuple[int, ...]:

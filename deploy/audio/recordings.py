@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,6 +15,11 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.text.token_ids import as_array, finite_float32
 
 __all__ = ["Extractor", "Recordings"]
+
+Read = Callable[[slice], Array]
+"""Returns consecutive samples float32 [n] of a recording."""
+Cut = Callable[[int, Read], list[slice]]
+"""Cuts a recording of so many samples into parts."""
 
 
 class Extractor(Protocol):
@@ -29,6 +35,21 @@ class Extractor(Protocol):
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Numbers of each sample or frame."""
+        ...
+
+    @property
+    def ignores_padding(self) -> bool:
+        """True if frames of padding, which are zeros, do not change how the encoder encodes a recording."""
+        ...
+
+    @property
+    def clip(self) -> int | None:
+        """The most samples that transformers' extractor leaves whole; None without a limit."""
+        ...
+
+    @property
+    def cut(self) -> Cut | None:
+        """Cuts a recording of more than ``clip`` samples, as transformers' extractor does; None without a limit."""
         ...
 
     def samples_of(self, length: int) -> int:
@@ -66,7 +87,8 @@ class Recordings:
         self._extractor, self._manifest = extractor, manifest
         self.sampling_rate_hz = extractor.sampling_rate_hz
         least, most = manifest.shortest_source(1), manifest.longest_source(manifest.sizes.max_source)
-        self.shortest, self.longest = extractor.samples_of(least), extractor.samples_of(most + 1) - 1
+        self.shortest, positions = extractor.samples_of(least), extractor.samples_of(most + 1) - 1
+        self.longest = positions if extractor.clip is None else min(positions, extractor.clip)
 
     def features(self, samples: Array) -> npt.NDArray[np.float32]:
         """Compute the features of one recording.
@@ -88,16 +110,30 @@ class Recordings:
         """
         return self._extractor.features(samples)
 
-    def parts(self, count: int) -> list[slice]:
-        """Cut a recording of ``count`` samples that is too long into parts of nearly equal length.
+    def parts(self, count: int, read: Read) -> list[slice]:
+        """Cut a recording of ``count`` samples that is too long.
 
-        Raises InputError for a recording that is too short.
+        Its parts are those of transformers' extractor, if that cuts recordings, and otherwise of nearly equal length.
+
+        Parameters
+        ----------
+        count : int
+            Samples of the recording.
+        read : function
+            Returns consecutive samples float32 [n] of it.
+
+        Raises
+        ------
+        InputError
+            The recording is too short.
         """
         if count < self.shortest:
             raise InputError(
                 f"the recording has {count} samples, expected at least {self.shortest}, "
                 f"{1000 * self.shortest / self.sampling_rate_hz:.0f} ms"
             )
+        if count > self.longest == self._extractor.clip and self._extractor.cut is not None:
+            return self._extractor.cut(count, read)
         number = -(-count // self.longest)
         length, longer = divmod(count, number)  # as numpy.array_split
         starts = [index * length + min(index, longer) for index in range(number + 1)]
@@ -107,7 +143,7 @@ class Recordings:
         """Return the number of encoder positions that one recording's features give."""
         return self._manifest.source_positions(len(features))
 
-    def checked(self, features: Any, attention_mask: Any) -> tuple[Array, Ints]:
+    def checked(self, features: Any, attention_mask: Any) -> tuple[Sequence[Array], Sequence[Ints]]:
         """Check a batch of features as ``model.generate`` takes it.
 
         Parameters
@@ -119,9 +155,10 @@ class Recordings:
 
         Returns
         -------
-        features : float32 [B, X, ...]
-        mask : int64 [B, N]
-            The mask over the encoder's positions.
+        features : B arrays float32 [X, ...]
+            Without frames of padding, if these change nothing.
+        masks : B arrays int64 [N]
+            The masks over the encoder's positions.
 
         Raises
         ------
@@ -150,4 +187,13 @@ class Recordings:
         by_position = self._extractor.mask(mask, N, self._manifest)
         if not by_position.any(axis=1).all():
             raise InputError("attention_mask leaves a row without a position; expected at least one")
-        return batch, by_position
+        if not self._extractor.ignores_padding:
+            return list(batch), list(by_position)
+        if batch[mask == 0].any():
+            raise InputError(f"{name} is not 0 at padding; expected zeros where attention_mask is 0")
+        counts = zip(mask.sum(axis=1), by_position.sum(axis=1), strict=True)
+        rows = [
+            (own[:frames], counted[:positions])
+            for own, counted, (frames, positions) in zip(batch, by_position, counts, strict=True)
+        ]
+        return [own for own, _ in rows], [counted for _, counted in rows]

@@ -41,6 +41,10 @@ class Waveform:
     """the encoder's input"""
     row_shape: tuple[int, ...] = ()
     """shape of each sample"""
+    ignores_padding = False
+    """padding changes how a recording is encoded"""
+    clip = cut = None
+    """transformers' extractor cuts no recording"""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> Waveform:

@@ -1,7 +1,7 @@
 """Whole recordings as inputs, for a speech model that takes recordings of any length. Each is one sample.
 
-Padding changes the output of these encoders, in transformers too. So recordings of different lengths are encoded one
-by one, and decoded together.
+Padding changes the output of most of these encoders, in transformers too. So recordings of different lengths are
+encoded one by one, and decoded together.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RecordingReader(SourceReader):
         samples = StoredSamples(blocks, in_memory=recordings.longest)
         result.seconds = samples.count / recordings.sampling_rate_hz
         with _named(result.source):
-            parts = recordings.parts(samples.count)
+            parts = recordings.parts(samples.count, samples.read)
             made = self._made(result, samples, parts)
             opened = PartedInput(result, [], count=len(parts), parts=made, free=samples.close).begin(self._together)
         if len(parts) > 1:

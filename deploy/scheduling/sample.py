@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -143,14 +143,14 @@ class Sample:
         return *numbers, asked.kind, asked.trie, alone
 
 
-def samples_of_features(features: Array, mask: Ints, options: GenerationOptions) -> list[Sample]:
+def samples_of_features(features: Iterable[Array], mask: Iterable[Ints], options: GenerationOptions) -> list[Sample]:
     """Make the samples of a batch of features.
 
     Parameters
     ----------
-    features : float32 [B, ...]
+    features : B arrays float32
         Features of windows, recordings or images.
-    mask : int64 [B, N]
+    mask : B arrays int64 [N]
         0 at the encoder's positions that are padding, 1 elsewhere.
     options : GenerationOptions
         The settings of all samples.

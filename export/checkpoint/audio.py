@@ -156,7 +156,9 @@ def _recordings(checkpoint: Checkpoint, recordings: Sequence[str]) -> SpeechSamp
         if len(row) < shortest:
             raise ExportError(f"calibration: {name} has {len(row)} samples, expected {shortest} or more; leave it out")
     rows = tuple(row[:count] for row in found) or _voices([count] * len(SHARES), rate_hz)
-    features = _extracted(checkpoint, rows, rate_hz)[extractor.input]
+    extracted = _extracted(checkpoint, rows, rate_hz)
+    counted = extracted.get("attention_mask")  # frames that all rows have; an extractor may make another one
+    features = extracted[extractor.input][:, : None if counted is None else int(counted.sum(dim=1).max())]
     positions = positions_of(features.shape[1], convolutions)
     return SpeechSamples(rows, rate_hz, features, positions, False, extractor.input, not recordings)
 

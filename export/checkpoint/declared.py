@@ -16,11 +16,12 @@ from typing import Any
 
 from tightbeam.export.families.image.pix2struct import PIX2STRUCT_PARTS
 from tightbeam.export.families.image.vision_encoder_decoder import PARTS
+from tightbeam.export.families.speech.fast_conformer import FAST_CONFORMER_PARTS
 from tightbeam.export.families.text.t5gemma import T5GEMMA, T5GEMMA_PART
 
 __all__ = ["declared_config"]
 
-SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config"})
+SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config", *FAST_CONFORMER_PARTS})
 """Fields that hold the config of a part of a model."""
 OWN_PARTS = {T5GEMMA.model_type: T5GEMMA_PART}
 """Model types whose two sides have a type of their own, and that type; a config may leave a side out."""
@@ -46,15 +47,17 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     ModuleNotFoundError
         transformers is not installed.
     """
-    defaults, other_names = _declarations(model_type)
+    defaults, other_names, of_parts = _declarations(model_type)
     fields = {other_names.get(name, name): value for name, value in config_json.items()}
     fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
     for side in SIDES & fields.keys():
         part = fields[side]
+        if side in of_parts and (part is None or isinstance(part, dict)):
+            part = {**of_parts[side], **(part or {})}
         if model_type in OWN_PARTS and (part is None or isinstance(part, dict)):
             fields[side] = declared_config(OWN_PARTS[model_type], part or {})
         elif isinstance(part, dict):
-            known = part.get("model_type") in (*PARTS, *PIX2STRUCT_PARTS)
+            known = part.get("model_type") in (*PARTS, *PIX2STRUCT_PARTS, *FAST_CONFORMER_PARTS.values())
             fields[side] = declared_config(str(part["model_type"]), part) if known else SimpleNamespace(**part)
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
     return SimpleNamespace(**{**aliases, **fields})
@@ -65,8 +68,11 @@ FORMER_NAMES = {"bloom": {"n_embed": "hidden_size"}}
 
 
 @cache
-def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Literal defaults of the config class of a model type, and its ``attribute_map``: other name -> name."""
+def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str], dict[str, dict[str, Any]]]:
+    """Literal defaults of the config class of a model type.
+
+    Also its ``attribute_map``: other name -> name; and defaults of its parts' configs: field -> name -> value.
+    """
     path = _source_file(model_type)
     if path is None:
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
@@ -76,7 +82,7 @@ def _declarations(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
     )
     literals = _literals(config_class)
     other_names = literals.pop("attribute_map", {})
-    return literals, {**FORMER_NAMES.get(model_type, {}), **other_names}
+    return literals, {**FORMER_NAMES.get(model_type, {}), **other_names}, _part_defaults(config_class)
 
 
 def _source_file(model_type: str) -> Path | None:
@@ -92,6 +98,25 @@ def _source_file(model_type: str) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def _part_defaults(config_class: ast.ClassDef) -> dict[str, dict[str, Any]]:
+    """Literal defaults of the parts' configs, by field, for parts that have them; ``model_type`` is one of them."""
+    found: dict[str, dict[str, Any]] = {}
+    for node in config_class.body:
+        names = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
+        if (
+            names != ["sub_configs_defaults"]
+            or not isinstance(node, ast.Assign)
+            or not isinstance(node.value, ast.Dict)
+        ):
+            continue
+        for field, spec in zip(node.value.keys, node.value.values, strict=True):
+            given = {word.arg: word.value for word in spec.keywords} if isinstance(spec, ast.Call) else {}
+            if isinstance(field, ast.Constant) and "init_kwargs" in given and "model_type" in given:
+                kind = _literal(given["model_type"])
+                found[str(field.value)] = {**_literal(given["init_kwargs"]), "model_type": kind}
+    return found
 
 
 def _literals(config_class: ast.ClassDef) -> dict[str, Any]:

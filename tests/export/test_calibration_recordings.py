@@ -12,6 +12,7 @@ import soundfile
 
 from support.audio import RATE_HZ, chirp
 from support.checkpoints.families import ONE_LAYER, CheckpointCache
+from support.checkpoints.speech import RECORDING_FAMILIES
 from tightbeam.export import ExportError, export_model
 from tightbeam.export.accuracy import calibration
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
@@ -53,7 +54,7 @@ def test_a_model_of_windows_takes_the_first_window_of_each(checkpoints: Checkpoi
     assert np.array_equal(run.inputs["input_features"], found.features)  # all of them, and not two
 
 
-@pytest.mark.parametrize("family", ["moonshine", "speech_to_text"])
+@pytest.mark.parametrize("family", RECORDING_FAMILIES)
 def test_recordings_that_run_whole_have_one_length(checkpoints: CheckpointCache, folder: Path, family: str) -> None:
     checkpoint = load_checkpoint(checkpoints(family))
     found = samples(checkpoint, folder)

@@ -232,7 +232,7 @@ def test_values_of_wrong_types_are_errors_of_one_line(
     folder = config_only(checkpoints(family), tmp_path / family)
     config = json.loads((folder / "config.json").read_text())
     refused = 0
-    sides = ["", *({"encoder", "decoder"} & config.keys())]
+    sides = ["", *({"encoder", "decoder", "encoder_config", "decoder_config"} & config.keys())]
     fields = [(side, name) for side in sides for name in sorted({*config.get(side, config), *NEW_FIELDS})]
     for side, name in fields:
         for value in ("x", [[1]], {"full_attention": 3}):

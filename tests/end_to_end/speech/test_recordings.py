@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import re
 import weakref
 from pathlib import Path
@@ -40,7 +41,7 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-QUICK = (("moonshine", "dedup"), ("speech_to_text", "el"))
+QUICK = (("moonshine", "dedup"), ("speech_to_text", "el"), ("cohere_asr", "dedup"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},
@@ -111,7 +112,7 @@ def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: 
     """Files, arrays and other rates, in batches of three; the reference is transformers' extractor and model."""
     arguments = {"tokenizer": True}
     checkpoint = bundles.trace(family, **arguments)[0]
-    runner = Runner.load(bundles("dedup" if family == "moonshine" else "el", family, **arguments), threads=1)
+    runner = Runner.load(bundles(dict(QUICK)[family], family, **arguments), threads=1)
     waves = [np.round(wave * 32768).clip(-32768, 32767).astype(np.int16) for wave in recordings(7)]
     settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
     sources: list[Any] = []
@@ -132,7 +133,7 @@ def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: 
     assert several.sequences.shape[0] == 2
 
 
-@pytest.mark.parametrize("family", RECORDING_FAMILIES)
+@pytest.mark.parametrize("family", ["moonshine", "speech_to_text"])
 def test_features_match_transformers(checkpoints: CheckpointCache, bundles: BundleCache, family: str) -> None:
     """The numbers of transformers' extractor, bit for bit, normalised or not, at the published sizes too."""
     checkpoint = bundles.trace(family)[0]
@@ -146,6 +147,102 @@ def test_features_match_transformers(checkpoints: CheckpointCache, bundles: Bund
             if len(wave):
                 expected = extractor(wave, sampling_rate=RATE_HZ, return_tensors="np")[name][0]
                 np.testing.assert_array_equal(own.features(wave), expected)
+
+
+NORMALIZED = (
+    {},
+    {"dither": 0.0},
+    {"feature_size": 12, "preemphasis": 0.0, "win_length": 320, "hop_length": 100, "n_fft": 400},
+)
+
+
+@pytest.mark.parametrize("settings", NORMALIZED)
+def test_normalized_features_err_no_more_than_those_of_transformers(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """The reference is transformers' extractor in float64, with the noise of torch's float32."""
+    reference = transformers.CohereAsrFeatureExtractor(**settings)
+    own = extractor_of(reference.to_dict(), Path("preprocessor_config.json"))
+    waves = [*recordings(3), chirp(11.0), np.zeros(1600, np.float32), recordings(4)[0][:320]]
+    for wave in waves if reference.dither else [wave for wave in waves if wave.any()]:
+        found = own.features(wave)
+        single = reference(wave, sampling_rate=RATE_HZ, return_tensors="pt")
+        valid = int(single["attention_mask"].sum())
+        exact = exact_features(reference, wave)[:valid]
+        assert found.shape == exact.shape
+        errors = [np.abs(each - exact) for each in (found, single["input_features"][0, :valid].numpy())]
+        assert np.median(errors[0]) <= 2 * np.median(errors[1]) + 1e-7
+        assert errors[0].max() <= 2 * errors[1].max() + 1e-6
+
+
+def exact_features(extractor: Any, wave: Array) -> Array:
+    """Features by transformers' code in float64 but for the noise, which is of float32."""
+    samples = extractor._apply_dither(torch.tensor(wave)[None].clone(), torch.tensor([len(wave)])).double()
+    samples = torch.cat([samples[:, :1], samples[:, 1:] - extractor.preemphasis * samples[:, :-1]], dim=1)
+    hann = torch.hann_window(extractor.win_length, periodic=False, dtype=torch.float64)
+    spectrum = torch.stft(
+        samples[0],
+        *(extractor.n_fft, extractor.hop_length, extractor.win_length),
+        window=hann,
+        return_complex=True,
+        pad_mode="constant",
+    )
+    powers = extractor.mel_filters.double() @ (spectrum.abs() ** 2)
+    logs = torch.log(powers + 2.0**-24).T[: len(wave) // extractor.hop_length]
+    normalized: Array = ((logs - logs.mean(dim=0)) / (logs.std(dim=0) + 1e-5)).numpy()
+    return normalized
+
+
+def test_a_long_recording_is_cut_where_transformers_cuts_it(
+    bundles: BundleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In quiet places, also if a recording is digital silence or barely too long."""
+    settings = {"feature_size": 12, "max_audio_clip_s": 1.1, "overlap_chunk_second": 0.45}
+    reference = transformers.CohereAsrFeatureExtractor(**settings)
+    own = extractor_of(reference.to_dict(), Path("preprocessor_config.json"))
+    waves = [np.concatenate(recordings(seed)) for seed in range(4)]
+    loudness = np.sin(np.arange(90_000) / 3000) ** 2
+    for wave in (
+        *waves,
+        chirp(5.7)[:90_000] * loudness.astype(np.float32),
+        np.zeros(40_000, np.float32),
+        waves[0][:17_601],
+    ):
+        parts = reference._split_audio_chunks_energy(torch.tensor(wave))
+        found = own.cut(len(wave), lambda part, wave=wave: wave[part])
+        assert [part.stop - part.start for part in found] == list(map(len, parts)) and len(found) > 1
+    runner = Runner.load(bundles("dedup", "cohere_asr", tokenizer=True), threads=1)
+    assert runner.recordings is not None
+    assert runner.recordings.longest < 35 * RATE_HZ  # 70 positions of 40 ms
+    monkeypatch.setattr(runner.recordings, "_extractor", own)
+    monkeypatch.setattr(runner.recordings, "longest", own.clip)
+    pieces = reference._split_audio_chunks_energy(torch.tensor(waves[1]))
+    alone = runner.transcribe([piece.numpy() for piece in pieces], max_new_tokens=5)
+    assert runner.transcribe([waves[1]], max_new_tokens=5) == [" ".join(text.strip() for text in alone)]
+
+
+def test_padding_of_a_fast_conformer_is_zeros(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "cohere_asr", tokenizer=True), threads=1)
+    features, mask = np.ones((2, 20, 12), np.float32), np.ones((2, 20), np.int64)
+    mask[1, 11:] = 0
+    with pytest.raises(InputError, match="input_features is not 0 at padding; expected zeros where attention_mask is"):
+        runner.generate_from_features(features, mask)
+    with pytest.raises(InputError, match="the recording has 319 samples, expected at least 320, 20 ms"):
+        runner.transcribe([np.zeros(319, np.float32)])
+
+
+def test_a_prompt_begins_each_transcript(bundles: BundleCache) -> None:
+    """Tokens of language and punctuation, as transformers' processor gives them to ``generate``."""
+    checkpoint = bundles.trace("cohere_asr", tokenizer=True)[0]
+    runner = Runner.load(bundles("dedup", "cohere_asr", tokenizer=True), threads=1)
+    inputs = extracted(checkpoint, recordings(8))
+    settings: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 9}
+    for prompt in ([4, 17, 20, 20, 31], [17, 20]):  # with the start token, and without
+        given = torch.tensor([prompt] * len(LENGTHS_S))
+        expected = generate(checkpoint.model, {**inputs, "decoder_input_ids": given}, settings).sequences.numpy()
+        features, mask = inputs["input_features"].numpy(), inputs["attention_mask"].numpy()
+        found = runner.generate_from_features(features, mask, decoder_input_ids=prompt, **settings)
+        np.testing.assert_array_equal(found.sequences, expected)
 
 
 def test_a_silent_recording_has_no_normalised_features(bundles: BundleCache) -> None:
@@ -321,5 +418,33 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         wrong = checkpoints.copy(tmp_path / next(iter(config)), "speech_to_text")
         edit_json(wrong / "config.json", **config)
         assert re.search(expected, refusal(wrong))
+    folder = checkpoints.copy(tmp_path / "cohere", "cohere_asr")
+    before = json.loads((folder / "config.json").read_text())
+    for part, expected in (
+        ({"model_type": "wav2vec2"}, "encoder_config.model_type is 'wav2vec2'; expected 'parakeet_encoder'"),
+        ({"subsampling_factor": 6}, "encoder_config: subsampling_factor is 6; expected a power of 2 of at least 2"),
+        ({"num_mel_bins": 13}, "encoder_config: num_mel_bins is 13; expected a multiple of 4"),
+        ({"conv_kernel_size": 4}, "encoder_config: conv_kernel_size is 4; expected an odd number"),
+        ({"hidden_size": 33}, "encoder_config: hidden_size is 33; expected an even number"),
+        ({"num_attention_heads": 4}, "encoder_config: hidden_size 30 is not divisible by num_attention_heads 4"),
+    ):
+        edit_json(folder / "config.json", encoder_config={**before["encoder_config"], **part})
+        assert expected in refusal(folder)
+    edit_json(folder / "config.json", encoder_config=before["encoder_config"], num_key_value_heads=1)
+    assert "num_key_value_heads is 1, num_attention_heads is 3; key heads that query heads share" in refusal(folder)
+    for name, value, expected in (
+        ("dither", "much", "dither is 'much', expected a number of at least 0"),
+        ("n_fft", 300, "n_fft is 300, expected an even number of at least win_length 400"),
+        ("hop_length", 0, "hop_length is 0, expected a whole number"),
+        ("overlap_chunk_second", 36, "max_audio_clip_s is 35, expected two frames, and more than overlap_chunk"),
+        ("padding_value", 1, "padding_value is 1; supported is 0"),
+        ("feature_size", 80, r"makes features of 80 mels, config\.json expects 12 mels"),
+    ):
+        edit_json(folder / "config.json", num_key_value_heads=3)
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        edit_json(folder / "preprocessor_config.json", **{name: value})
+        with pytest.raises(ExportError, match=expected):
+            export_model(folder, tmp_path / "out", check=False)
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ExportError, match=r"the keys of layer 0 go through rotary positions|xcache"):
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from transformers import (
+    CohereAsrConfig,
+    CohereAsrFeatureExtractor,
+    CohereAsrForConditionalGeneration,
     MoonshineConfig,
     MoonshineForConditionalGeneration,
     PreTrainedModel,
@@ -19,7 +22,7 @@ from transformers import (
 
 __all__ = ["RECORDING_FAMILIES", "save_extractor", "speech_model"]
 
-RECORDING_FAMILIES = ("moonshine", "speech_to_text")
+RECORDING_FAMILIES = ("moonshine", "speech_to_text", "cohere_asr")
 MOONSHINE: dict[str, Any] = {
     **{"vocab_size": 101, "hidden_size": 36, "intermediate_size": 50, "max_position_embeddings": 48},
     **{"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 3},
@@ -31,6 +34,15 @@ SPEECH_TO_TEXT: dict[str, Any] = {
     **{"decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 44, "max_source_positions": 70},
     **{"max_target_positions": 48, "conv_kernel_sizes": (5, 3), "conv_channels": 22, "input_feat_per_channel": 13},
 }
+FAST_CONFORMER: dict[str, Any] = {
+    **{"hidden_size": 30, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 44},
+    **{"conv_kernel_size": 5, "subsampling_factor": 4, "subsampling_conv_channels": 14, "num_mel_bins": 12},
+    "max_position_embeddings": 70,
+}
+COHERE_ASR: dict[str, Any] = {
+    **{"vocab_size": 93, "hidden_size": 36, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 44},
+    **{"max_position_embeddings": 48, "encoder_config": FAST_CONFORMER},
+}
 
 
 def speech_model(family: str, seed: int, **config: Any) -> PreTrainedModel:
@@ -38,6 +50,12 @@ def speech_model(family: str, seed: int, **config: Any) -> PreTrainedModel:
     torch.manual_seed(seed + zlib.crc32(family.encode()))
     if family == "speech_to_text":
         return Speech2TextForConditionalGeneration(Speech2TextConfig(**{**SPEECH_TO_TEXT, **config}))
+    if family == "cohere_asr":
+        model = CohereAsrForConditionalGeneration(CohereAsrConfig(**{**COHERE_ASR, **config}))
+        for layer in model.model.encoder.layers:  # batch norms, whose statistics are no parameters
+            layer.conv.norm.running_mean.normal_(0.0, 0.3)
+            layer.conv.norm.running_var.uniform_(0.5, 2.0)
+        return model
     return MoonshineForConditionalGeneration(MoonshineConfig(**{**MOONSHINE, **config}))
 
 
@@ -46,5 +64,8 @@ def save_extractor(folder: Path, family: str) -> None:
     if family == "speech_to_text":
         mels = SPEECH_TO_TEXT["input_feat_per_channel"]
         Speech2TextFeatureExtractor(feature_size=mels, num_mel_bins=mels).save_pretrained(folder)
+        return
+    if family == "cohere_asr":
+        CohereAsrFeatureExtractor(feature_size=FAST_CONFORMER["num_mel_bins"]).save_pretrained(folder)
         return
     Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
