@@ -44,6 +44,7 @@ from tightbeam.deploy.runtimes.base import (
     source_outputs,
 )
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
+from tightbeam.deploy.runtimes.process.arena import SHRINKING, shrink_arena, use_shared_arena
 from tightbeam.deploy.runtimes.process.freed_memory import release_freed_memory
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
@@ -57,9 +58,6 @@ RELEASE_SECONDS = 0.05
 LARGE_STATES = 1 << 18
 """Numbers of the states encoded at a time. From this size on, the encoder's working memory is released after its run: a
 tenth of the memory of a process with Whisper base. Taking it again costs less than 1 % of such an encoder's time."""
-SHRINKING = ort.RunOptions()
-"""Options of a run after which the session's arena returns the memory that it does not use."""
-SHRINKING.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 UNLIMITED = 1 << 62
 MANY_BEAMS = 16
@@ -110,6 +108,7 @@ class OnnxRuntimeCpu:
 
     def _session(self, bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
         options = session_options(threads)
+        use_shared_arena(options)
         options.enable_mem_reuse = False  # the plan takes two thirds of a load; the arena reuses as much without one
         try:
             library = cpu_library()
@@ -316,6 +315,7 @@ class OnnxRuntimeCpu:
 
     def release_buffers(self) -> None:
         self._pool = None
+        shrink_arena()
         release_freed_memory()
 
     def return_caches(self, sizes: Mapping[str, int], caches: dict[str, Array]) -> None:

@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import HypothesisWarning
 
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 
@@ -166,8 +168,10 @@ def fuzz(
         for example in first:
             checked(example)
         end = time.process_time() + SECONDS
-        while time.process_time() < end:
-            once()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HypothesisWarning)  # of examples whose repr is long
+            while time.process_time() < end:
+                once()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         tried = f"{counts['accepted']:,} examples accepted, {counts['refused']:,} refused"
