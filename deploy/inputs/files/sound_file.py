@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from av import AudioFrame, AudioStream, Packet
     from av.container import InputContainer
 
-__all__ = ["Channels", "SoundFile", "UnreadableError", "at_rate"]
+__all__ = ["Channels", "Resampler", "SoundFile", "UnreadableError", "at_rate"]
 
 Channels = npt.NDArray[np.float32]
 """Samples float32 [n, channels] in -1..1."""
@@ -465,7 +465,7 @@ class _Graph:
                 yield found.to_ndarray().reshape(found.samples, -1)
 
 
-class _Resampler:
+class Resampler:
     """Conversion of one channel's samples to another rate, whose blocks together are the whole, resampled."""
 
     def __init__(self, found_hz: int, rate_hz: int) -> None:
@@ -498,7 +498,7 @@ class _Resampler:
 
 def at_rate(blocks: Iterable[tuple[int, Samples]], rate_hz: int) -> Iterator[Samples]:
     """Resample blocks of one channel that are at another rate; each has its samples a second, which may change."""
-    resampler: _Resampler | None = None
+    resampler: Resampler | None = None
     for found_hz, samples in blocks:
         if resampler is not None and resampler.found_hz != found_hz:
             yield from resampler.end()
@@ -506,7 +506,7 @@ def at_rate(blocks: Iterable[tuple[int, Samples]], rate_hz: int) -> Iterator[Sam
         if found_hz == rate_hz:
             yield samples
             continue
-        resampler = resampler or _Resampler(found_hz, rate_hz)
+        resampler = resampler or Resampler(found_hz, rate_hz)
         yield from resampler.run(samples)
     if resampler is not None:
         yield from resampler.end()

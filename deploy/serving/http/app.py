@@ -23,6 +23,7 @@ from tightbeam.deploy.serving.http.guards import Guards, Limits
 from tightbeam.deploy.serving.http.libretranslate import translation_routes
 from tightbeam.deploy.serving.http.model import ServedModel
 from tightbeam.deploy.serving.http.openai.audio import audio_routes
+from tightbeam.deploy.serving.http.openai.realtime import realtime_routes
 from tightbeam.deploy.serving.http.openai.settings import now
 from tightbeam.deploy.serving.http.openai.text import text_routes
 
@@ -83,7 +84,14 @@ def make_app(
         shown = f"no model is named {name[:100]!r}" if name else "the request names no model"
         raise ModelUnknown(f"{shown}; pass one of {', '.join(models)}")
 
-    for routes in (text_routes(find), audio_routes(find), generate_routes(find), translation_routes(models)):
+    each = (
+        text_routes(find),
+        audio_routes(find),
+        realtime_routes(find),
+        generate_routes(find),
+        translation_routes(models),
+    )
+    for routes in each:
         app.include_router(routes)
 
     def card(model: ServedModel) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def make_app(
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     _add_errors(app)
-    guarded = Guards(app, limits, _send_error, log)
+    guarded = Guards(app, limits, _send_error, log, origins)
     if not origins:
         return guarded
     return CORSMiddleware(  # around all, since a page is to read every error

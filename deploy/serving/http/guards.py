@@ -27,6 +27,8 @@ OPEN = frozenset({"/", "/health", "/health/live", "/health/ready", "/languages"}
 KEY_IN_BODY = frozenset({"/translate", "/detect"})
 """Paths whose key may be a field of the body, `API_KEY`, as LibreTranslate's clients send it."""
 API_KEY = "api_key"
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Beginning of the protocol of a WebSocket that is a key."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Guards:
         Sends an error: a function of the scope, the error, receive and send.
     log
         Takes a record of each request, which holds no text of a user.
+    origins
+        Origins of pages whose WebSockets are let in, beside the server's own; "*" for all.
     """
 
     def __init__(
@@ -86,12 +90,17 @@ class Guards:
         limits: Limits,
         write_error: Callable[[Scope, HttpError, Receive, Send], Any],
         log: Callable[[dict[str, Any]], None] | None,
+        origins: Sequence[str] = (),
     ) -> None:
         self._app, self._limits, self._write_error, self._log = app, limits, write_error, log
+        self._origins = origins
         self._held = 0  # bytes of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -131,6 +140,47 @@ class Guards:
                         **scope.get("state", {}).get("log", {}),
                     }
                 )
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket, or refuse it by the status 403."""
+        start, status = time.monotonic(), 101
+        try:
+            if self._allows_socket(scope):
+                await self._app(scope, receive, send)
+            else:
+                status = 403
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+        finally:
+            if self._log is not None:
+                self._log(
+                    {
+                        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                        "id": secrets.token_hex(12),
+                        "method": "WEBSOCKET",
+                        "path": scope["path"][:200],
+                        "status": status,
+                        "ms": round(1000 * (time.monotonic() - start), 1),
+                    }
+                )
+
+    def _allows_socket(self, scope: Scope) -> bool:
+        """Return True for a WebSocket with a key, if keys are asked for, and from a page that may ask.
+
+        Browsers let any page open one, so the origin is compared here. They cannot send a header, so the key may be a
+        protocol, as OpenAI's clients send it.
+        """
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "").lower()
+        known = "*" in self._origins or origin in self._origins
+        if origin and not known and origin.partition("://")[2] != headers.get("host", "").lower():
+            return False
+        if not self._limits.keys:
+            return True
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        keys = [given.strip()] if kind.lower() == "bearer" else []
+        keys += [each.removeprefix(KEY_PROTOCOL) for each in scope["subprotocols"] if each.startswith(KEY_PROTOCOL)]
+        return any(map(self._limits.allows, keys))
 
     def _refusal(self, scope: Scope, headers: Headers) -> HttpError | None:
         state = scope.setdefault("state", {})

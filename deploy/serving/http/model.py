@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tightbeam.deploy.arrays import Array
+from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.generation.whisper import has_timestamps
 from tightbeam.deploy.inputs.output import Output
@@ -153,6 +154,12 @@ class ServedModel:
     def codec(self) -> TextCodec | None:
         """The tokenizer, for the texts of single tokens."""
         return load_codec(self.bundle)
+
+    @cached_property
+    def log_mel(self) -> LogMel | None:
+        """The feature extractor of a speech model over windows (Whisper); None for others."""
+        about = self.manifest
+        return LogMel.read(self.bundle.file(about.speech)) if about.speech and about.has_windows else None
 
     def check_rows(self, rows: int) -> None:
         """Raise HttpError for a request of too many rows."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tightbeam.deploy.runtimes.process.freed_memory import return_large_blocks
+from tightbeam.deploy.serving.http.openai.realtime import MOST_MESSAGE_BYTES
 
 __all__ = ["config_of", "run_server"]
 
@@ -66,7 +68,9 @@ def config_of(app: ASGIApp, grace_s: int) -> uvicorn.Config:
         app,
         http="h11",  # httptools holds headers without any end
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        ws="none",
+        ws="websockets-sansio" if find_spec("websockets") is not None else "none",
+        ws_max_size=MOST_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # a small message would become a large one
         log_level="warning",
         access_log=False,
         server_header=False,
