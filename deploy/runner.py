@@ -666,7 +666,7 @@ class Runner:
         attention_mask : integers [B, X], optional
             1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. For windows
             it is read only with ``return_token_timestamps``. As in transformers, padding changes the encoder's output
-            for a shorter whole recording, but for Cohere ASR; `transcribe` runs each recording without padding.
+            for a shorter whole recording, but not for Cohere ASR and Canary; `transcribe` runs each without padding.
         callback : SearchCallback, optional
             Receives results while the search runs, as in `generate`.
         **settings

@@ -34,7 +34,8 @@ def extractor_of(settings: Mapping[str, Any], path: Path) -> Extractor:
         return waveform.Waveform.of(settings, path)
     if kind == filter_bank.EXTRACTOR:
         return filter_bank.FilterBank.of(settings, path)
-    if kind == normalized_mel.EXTRACTOR:
+    if kind in (normalized_mel.EXTRACTOR, normalized_mel.PLAIN):
         return normalized_mel.NormalizedMel.of(settings, path)
-    known = f"{waveform.EXTRACTOR}, {filter_bank.EXTRACTOR} or {normalized_mel.EXTRACTOR}"
+    mel = f"{normalized_mel.EXTRACTOR} or {normalized_mel.PLAIN}"
+    known = f"{waveform.EXTRACTOR}, {filter_bank.EXTRACTOR}, {mel}"
     raise BundleError(f"{path}: feature_extractor_type is {kind!r}, expected {known}; restore the file")

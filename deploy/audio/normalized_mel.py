@@ -1,7 +1,8 @@
-"""Mel features, normalised over a recording (Cohere ASR), in numpy.
+"""Mel features, normalised over a recording (Cohere ASR, Canary), in numpy.
 
-Source: transformers 5.23 `CohereAsrFeatureExtractor`, which computes in float32 with torch. Its noise (dither) is
-torch's for the seed that the recording's length gives: a Mersenne twister and the transform of Box and Muller.
+Source: transformers 5.23 `CohereAsrFeatureExtractor` and `ParakeetFeatureExtractor`, which compute in float32 with
+torch. The first one adds noise (dither) and cuts long recordings. The noise is torch's for the seed that the
+recording's length gives: a Mersenne twister and the transform of Box and Muller.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tightbeam.deploy.errors import BundleError
 
 __all__ = ["NormalizedMel"]
 
-EXTRACTOR = "CohereAsrFeatureExtractor"
+EXTRACTOR, PLAIN = "CohereAsrFeatureExtractor", "ParakeetFeatureExtractor"
+"""Extractors; the second one adds no noise and cuts nothing."""
 SMALLEST_POWER = 2.0**-24
 SMALLEST_SPREAD = 1e-5
 """Added to powers, and to standard deviations."""
@@ -31,7 +33,7 @@ FRAMES_AT_ONCE = 1000
 NORMAL = 16
 """Normal numbers that torch makes of as many uniform ones."""
 SIZES = {
-    **{"sampling_rate": 16000, "feature_size": 128, "hop_length": 160, "n_fft": 512, "win_length": 400},
+    **{"sampling_rate": 16000, "feature_size": None, "hop_length": 160, "n_fft": 512, "win_length": 400},
     "min_energy_window_samples": 1600,
 }
 NUMBERS = {"preemphasis": 0.97, "dither": 1e-5, "max_audio_clip_s": 35.0, "overlap_chunk_second": 5.0}
@@ -39,7 +41,7 @@ NUMBERS = {"preemphasis": 0.97, "dither": 1e-5, "max_audio_clip_s": 35.0, "overl
 
 @dataclass(frozen=True)
 class NormalizedMel:
-    """The feature extractor of a Cohere ASR checkpoint.
+    """The feature extractor of a Cohere ASR or Canary checkpoint.
 
     Attributes
     ----------
@@ -53,8 +55,8 @@ class NormalizedMel:
         The share of a sample that is subtracted from the next one.
     dither : float
         Standard deviation of the noise.
-    clip : int
-        Samples of the longest recording that is read whole.
+    clip : int or None
+        Samples of the longest recording that is read whole; None for any number.
     search : int
         Samples before the end of such a part, in which a quiet place to cut is looked for.
     quiet : int
@@ -68,7 +70,7 @@ class NormalizedMel:
     transformed: int
     preemphasis: float
     dither: float
-    clip: int
+    clip: int | None
     search: int
     quiet: int
     input = "input_features"
@@ -84,7 +86,9 @@ class NormalizedMel:
     @classmethod
     def of(cls, settings: Mapping[str, Any], path: Path) -> NormalizedMel:
         """Read the settings of the file ``path``. Raises BundleError for impossible values."""
-        for name, default in SIZES.items():
+        plain = settings.get("feature_extractor_type") == PLAIN
+        sizes = {**SIZES, "feature_size": 80 if plain else 128}
+        for name, default in sizes.items():
             value = settings.get(name, default)
             if type(value) is not int or not 1 <= value < 2**20:
                 raise BundleError(f"{path}: {name} is {value!r}, expected a whole number; restore the file")
@@ -95,17 +99,20 @@ class NormalizedMel:
         for name, expected in (("padding_side", "right"), ("padding_value", 0)):
             if (found := settings.get(name, expected)) != expected:
                 raise BundleError(f"{path}: {name} is {found!r}; supported is {expected!r}")
-        rate, mels, hop, transformed, window, quiet = (settings.get(name, SIZES[name]) for name in SIZES)
+        rate, mels, hop, transformed, window, quiet = (settings.get(name, sizes[name]) for name in sizes)
         preemphasis, dither, clip_s, search_s = (float(settings.get(name, NUMBERS[name])) for name in NUMBERS)
         if not 2 <= window <= transformed or transformed % 2:
             raise BundleError(
                 f"{path}: n_fft is {transformed}, expected an even number of at least win_length {window}"
             )
+        clip: int | None
         clip, search = (max(1, round(seconds * rate)) for seconds in (clip_s, search_s))
         if clip < 2 * hop or search >= clip:
             raise BundleError(
                 f"{path}: max_audio_clip_s is {clip_s:g}, expected two frames, and more than overlap_chunk_second"
             )
+        if plain:
+            dither, clip = 0.0, None
         return cls(rate, mels, hop, window, transformed, preemphasis, dither, clip, search, quiet)
 
     def samples_of(self, length: int) -> int:
@@ -117,6 +124,7 @@ class NormalizedMel:
 
         ``read`` returns samples.
         """
+        assert self.clip is not None
         found, start = [], 0
         while count - start > self.clip:
             end = start + self.clip

@@ -16,7 +16,7 @@ from typing import Any
 
 from tightbeam.export.families.image.pix2struct import PIX2STRUCT_PARTS
 from tightbeam.export.families.image.vision_encoder_decoder import PARTS
-from tightbeam.export.families.speech.fast_conformer import FAST_CONFORMER_PARTS
+from tightbeam.export.families.speech.fast_conformer import COHERE_ASR, FAST_CONFORMER_PARTS
 from tightbeam.export.families.text.t5gemma import T5GEMMA, T5GEMMA_PART
 
 __all__ = ["declared_config"]
@@ -52,8 +52,12 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
     fields = {**defaults, **fields, **{name: config_json[name] for name in defaults.keys() & config_json.keys()}}
     for side in SIDES & fields.keys():
         part = fields[side]
-        if side in of_parts and (part is None or isinstance(part, dict)):
-            part = {**of_parts[side], **(part or {})}
+        if side in of_parts and part is None:
+            part = of_parts[side]
+        elif side in of_parts and isinstance(part, dict) and model_type == COHERE_ASR.model_type:
+            part = {**of_parts[side], **part}  # as this config class does
+        if side in FAST_CONFORMER_PARTS and (part is None or isinstance(part, dict)):
+            part = {"model_type": FAST_CONFORMER_PARTS[side], **(part or {})}
         if model_type in OWN_PARTS and (part is None or isinstance(part, dict)):
             fields[side] = declared_config(OWN_PARTS[model_type], part or {})
         elif isinstance(part, dict):

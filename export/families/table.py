@@ -16,7 +16,7 @@ from tightbeam.export.families.decoder_only.mpt import MPT
 from tightbeam.export.families.decoder_only.opt import OPT
 from tightbeam.export.families.image.pix2struct import PIX2STRUCT
 from tightbeam.export.families.image.vision_encoder_decoder import VISION_ENCODER_DECODER
-from tightbeam.export.families.speech.fast_conformer import COHERE_ASR
+from tightbeam.export.families.speech.fast_conformer import CANARY, COHERE_ASR
 from tightbeam.export.families.speech.moonshine import MOONSHINE
 from tightbeam.export.families.speech.speech_to_text import SPEECH_TO_TEXT
 from tightbeam.export.families.speech.whisper import WHISPER
@@ -127,6 +127,7 @@ FAMILIES: tuple[Family, ...] = (
     MOONSHINE,
     SPEECH_TO_TEXT,
     COHERE_ASR,
+    CANARY,
     VISION_ENCODER_DECODER,
     PIX2STRUCT,
     GPT2,

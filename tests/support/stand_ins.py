@@ -18,6 +18,7 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "blenderbot": ("m2m_100",),
     "blenderbot-small": ("bart",),  # without BART's position offset, as Marian's
     "mt5": ("t5", "umt5"),  # T5's biases; a gated feed-forward part
+    "canary": ("cohere_asr",),  # its encoder and its layers; positions that are computed
     # A decoder alone.
     "falcon": ("falcon",),  # with more than one key head: test_causal_shapes.py
     "mistral": ("gemma3_text",),  # a window

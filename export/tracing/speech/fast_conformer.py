@@ -24,11 +24,11 @@ __all__ = ["trace_fast_conformer"]
 
 
 def trace_fast_conformer(model: Any, sizes: Sizes) -> ModelGraphs:
-    """The canonical graphs of a Cohere ASR in eval mode; their weights share memory with the model's."""
+    """The canonical graphs of a Cohere ASR or Canary in eval mode; their weights share memory with the model's."""
     encoder, decoder = model.get_encoder(), model.get_decoder()
     B, X, mels = 3, 5 * encoder.config.subsampling_factor, encoder.config.num_mel_bins
     graph = trace_module(
-        FrameStep(encoder, decoder.proj),
+        FrameStep(encoder, getattr(decoder, "proj", None) or nn.Identity()),
         (torch.randn((B, X, mels), generator=torch.Generator().manual_seed(0)),),
         ({0: Dim("B", min=1), 1: Dim("X", min=1)},),
         {"input_features": ("B", "X", mels)},
@@ -44,12 +44,18 @@ def trace_fast_conformer(model: Any, sizes: Sizes) -> ModelGraphs:
 @contextmanager
 def _given_positions(decoder: Any) -> Iterator[PositionTable]:
     """Context in which positions are a graph input, and the encoder's states come projected."""
-    table, projection = decoder.pos_emb, decoder.proj
-    decoder.pos_emb, decoder.proj = PositionTable(table, 0), nn.Identity()
+    own = {name: getattr(decoder, name) for name in ("pos_emb", "proj") if hasattr(decoder, name)}
+    table = own["pos_emb"]
+    if not isinstance(table, nn.Embedding):  # computed positions
+        table = nn.Embedding.from_pretrained(table(torch.arange(table.length)))
+    positions = PositionTable(table, 0)
     try:
-        yield decoder.pos_emb
+        for name in own:
+            setattr(decoder, name, positions if name == "pos_emb" else nn.Identity())
+        yield positions
     finally:
-        decoder.pos_emb, decoder.proj = table, projection
+        for name, module in own.items():
+            setattr(decoder, name, module)
 
 
 class FrameStep(nn.Module):

@@ -41,7 +41,7 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-QUICK = (("moonshine", "dedup"), ("speech_to_text", "el"), ("cohere_asr", "dedup"))
+QUICK = (("moonshine", "dedup"), ("speech_to_text", "el"), ("cohere_asr", "dedup"), ("canary", "slim"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},
@@ -149,9 +149,10 @@ def test_features_match_transformers(checkpoints: CheckpointCache, bundles: Bund
                 np.testing.assert_array_equal(own.features(wave), expected)
 
 
-NORMALIZED = (
+NORMALIZED: tuple[dict[str, Any], ...] = (
     {},
     {"dither": 0.0},
+    {"plain": True},
     {"feature_size": 12, "preemphasis": 0.0, "win_length": 320, "hop_length": 100, "n_fft": 400},
 )
 
@@ -161,10 +162,11 @@ def test_normalized_features_err_no_more_than_those_of_transformers(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """The reference is transformers' extractor in float64, with the noise of torch's float32."""
-    reference = transformers.CohereAsrFeatureExtractor(**settings)
+    plain = settings.get("plain", False)
+    reference = transformers.ParakeetFeatureExtractor() if plain else transformers.CohereAsrFeatureExtractor(**settings)
     own = extractor_of(reference.to_dict(), Path("preprocessor_config.json"))
     waves = [*recordings(3), chirp(11.0), np.zeros(1600, np.float32), recordings(4)[0][:320]]
-    for wave in waves if reference.dither else [wave for wave in waves if wave.any()]:
+    for wave in waves if getattr(reference, "dither", 0) else [wave for wave in waves if wave.any()]:
         found = own.features(wave)
         single = reference(wave, sampling_rate=RATE_HZ, return_tensors="pt")
         valid = int(single["attention_mask"].sum())
@@ -177,7 +179,10 @@ def test_normalized_features_err_no_more_than_those_of_transformers(
 
 def exact_features(extractor: Any, wave: Array) -> Array:
     """Features by transformers' code in float64 but for the noise, which is of float32."""
-    samples = extractor._apply_dither(torch.tensor(wave)[None].clone(), torch.tensor([len(wave)])).double()
+    samples = torch.tensor(wave)[None].clone()
+    if hasattr(extractor, "dither"):
+        samples = extractor._apply_dither(samples, torch.tensor([len(wave)]))
+    samples = samples.double()
     samples = torch.cat([samples[:, :1], samples[:, 1:] - extractor.preemphasis * samples[:, :-1]], dim=1)
     hann = torch.hann_window(extractor.win_length, periodic=False, dtype=torch.float64)
     spectrum = torch.stft(
@@ -432,6 +437,15 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         assert expected in refusal(folder)
     edit_json(folder / "config.json", encoder_config=before["encoder_config"], num_key_value_heads=1)
     assert "num_key_value_heads is 1, num_attention_heads is 3; key heads that query heads share" in refusal(folder)
+    other = checkpoints.copy(tmp_path / "canary", "canary")
+    config = json.loads((other / "config.json").read_text())
+    for part, expected in (
+        ({"num_key_value_heads": 1}, "decoder_config: num_key_value_heads is 1, num_attention_heads is 3"),
+        ({"hidden_size": 39}, "decoder_config: hidden_size is 39; expected 36, the encoder's"),
+        ({"model_type": "llama"}, "decoder_config.model_type is 'llama'; expected 'canary_decoder'"),
+    ):
+        edit_json(other / "config.json", decoder_config={**config["decoder_config"], **part})
+        assert expected in refusal(other)
     for name, value, expected in (
         ("dither", "much", "dither is 'much', expected a number of at least 0"),
         ("n_fft", 300, "n_fft is 300, expected an even number of at least win_length 400"),

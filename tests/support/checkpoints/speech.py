@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    CanaryConfig,
+    CanaryForConditionalGeneration,
     CohereAsrConfig,
     CohereAsrFeatureExtractor,
     CohereAsrForConditionalGeneration,
     MoonshineConfig,
     MoonshineForConditionalGeneration,
+    ParakeetFeatureExtractor,
     PreTrainedModel,
     Speech2TextConfig,
     Speech2TextFeatureExtractor,
@@ -22,7 +25,7 @@ from transformers import (
 
 __all__ = ["RECORDING_FAMILIES", "save_extractor", "speech_model"]
 
-RECORDING_FAMILIES = ("moonshine", "speech_to_text", "cohere_asr")
+RECORDING_FAMILIES = ("moonshine", "speech_to_text", "cohere_asr", "canary")
 MOONSHINE: dict[str, Any] = {
     **{"vocab_size": 101, "hidden_size": 36, "intermediate_size": 50, "max_position_embeddings": 48},
     **{"encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 3},
@@ -43,6 +46,14 @@ COHERE_ASR: dict[str, Any] = {
     **{"vocab_size": 93, "hidden_size": 36, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 44},
     **{"max_position_embeddings": 48, "encoder_config": FAST_CONFORMER},
 }
+CANARY: dict[str, Any] = {
+    "vocab_size": 94,
+    "encoder_config": {**FAST_CONFORMER, "hidden_size": 36, "scale_input": True, "convolution_bias": False},
+    "decoder_config": {
+        **{"vocab_size": 94, "hidden_size": 36, "num_hidden_layers": 1, "num_attention_heads": 3, "head_dim": 14},
+        **{"num_key_value_heads": 3, "intermediate_size": 44, "max_position_embeddings": 48},
+    },
+}
 
 
 def speech_model(family: str, seed: int, **config: Any) -> PreTrainedModel:
@@ -50,8 +61,12 @@ def speech_model(family: str, seed: int, **config: Any) -> PreTrainedModel:
     torch.manual_seed(seed + zlib.crc32(family.encode()))
     if family == "speech_to_text":
         return Speech2TextForConditionalGeneration(Speech2TextConfig(**{**SPEECH_TO_TEXT, **config}))
-    if family == "cohere_asr":
-        model = CohereAsrForConditionalGeneration(CohereAsrConfig(**{**COHERE_ASR, **config}))
+    if family in ("cohere_asr", "canary"):
+        model: Any = (
+            CohereAsrForConditionalGeneration(CohereAsrConfig(**{**COHERE_ASR, **config}))
+            if family == "cohere_asr"
+            else CanaryForConditionalGeneration(CanaryConfig(**{**CANARY, **config}))
+        )
         for layer in model.model.encoder.layers:  # batch norms, whose statistics are no parameters
             layer.conv.norm.running_mean.normal_(0.0, 0.3)
             layer.conv.norm.running_var.uniform_(0.5, 2.0)
@@ -65,7 +80,8 @@ def save_extractor(folder: Path, family: str) -> None:
         mels = SPEECH_TO_TEXT["input_feat_per_channel"]
         Speech2TextFeatureExtractor(feature_size=mels, num_mel_bins=mels).save_pretrained(folder)
         return
-    if family == "cohere_asr":
-        CohereAsrFeatureExtractor(feature_size=FAST_CONFORMER["num_mel_bins"]).save_pretrained(folder)
+    if family in ("cohere_asr", "canary"):
+        extractor = CohereAsrFeatureExtractor if family == "cohere_asr" else ParakeetFeatureExtractor
+        extractor(feature_size=FAST_CONFORMER["num_mel_bins"]).save_pretrained(folder)
         return
     Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
