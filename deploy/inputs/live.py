@@ -18,6 +18,7 @@ are settled, so that a run has never more than one window of the model.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -216,13 +217,19 @@ class LiveText:
         """Let the rest be run, however short it is: no more sound comes."""
         self._ended = True
 
-    def next_run(self) -> LiveRun | None:
-        """Return the sound to run next; None while too little is new."""
+    def next_run(self, took_s: float | None = None) -> LiveRun | None:
+        """Return the sound to run next; None while too little is new.
+
+        It has at most twice as much new sound as the latest run ``took_s``, and a step at least: so a file in a pipe is
+        run step by step, and a model that lags behind a microphone catches up.
+        """
         if not self._new or (not self._ended and self.unread_s < self._step_s):
             return None
         new = np.concatenate(self._new)
         whole = round(self._window_s * self._rate_hz)
         room = min(whole - len(self._sound), whole // 2)  # two runs at least before the sound must be cut
+        if took_s is not None:
+            room = min(room, round(max(self._step_s, 2 * took_s) * self._rate_hz))
         self._sound, rest = np.concatenate([self._sound, new[:room]]), new[room:]
         self._new = [rest] if len(rest) else []
         return LiveRun(self._sound, self._language, self._before)
@@ -427,6 +434,7 @@ class LiveTranscription:
         except GenerationError:
             self._words = False
         most = int(model.manifest.sizes.max_target * CONTEXT_BY_POSITION) if how.condition_on_prev_tokens else 0
+        self._took_s = 0.0
         self._text = LiveText(model.log_mel.sampling_rate_hz, model.log_mel.chunk_s, step_s, context_characters=most)
 
     def add(self, samples: Array) -> list[LiveUpdate]:
@@ -440,7 +448,7 @@ class LiveTranscription:
         Returns
         -------
         list of LiveUpdate
-            One for each run: none while too little sound is new, one usually, several for more sound than a window has.
+            One for each run: none while too little sound is new, one usually, several if much is.
 
         Raises
         ------
@@ -472,13 +480,20 @@ class LiveTranscription:
         return [*self._run(), self._text.settle_rest()]
 
     def settle_rest(self) -> LiveUpdate:
-        """Settle the pending words without another run, as after an interruption."""
+        """Settle the pending words without another run, as after an interruption.
+
+        Returns
+        -------
+        LiveUpdate
+        """
         return self._text.settle_rest()
 
     def _run(self) -> list[LiveUpdate]:
         updates = []
-        while (run := self._text.next_run()) is not None:
+        while (run := self._text.next_run(self._took_s)) is not None:
+            begin_s = time.perf_counter()
             output = self._output(run)
+            self._took_s = time.perf_counter() - begin_s
             updates.append(self._text.take(heard_segments(output), output.language))
         return updates
 

@@ -235,12 +235,16 @@ class _Session:
 
     async def _run_model(self) -> None:
         """Run the model whenever there is enough sound."""
+        took_s = 0.0
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while (live := self._live) is not None and (run := live.next_run()) is not None:
-                    update = live.take(*await self._heard(run))
+                while (live := self._live) is not None and (run := live.next_run(took_s)) is not None:
+                    begin_s = time.monotonic()
+                    heard = await self._heard(run)
+                    took_s = time.monotonic() - begin_s
+                    update = live.take(*heard)
                     if live is self._live:  # else it was cleared meanwhile
                         await self._tell(update)
                 if self._ended and self._live is not None:
