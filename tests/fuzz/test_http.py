@@ -95,6 +95,7 @@ async def _answer(app: Any, path: str, kind: str, body: bytes) -> tuple[int, byt
     return next(int(message["status"]) for message in sent if "status" in message), whole
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Starlette leaves the file of a part without an end to Python
 def test_bodies() -> None:
     model = cast(ServedModel, OnlyModel())
     app = make_app({"m": model}, PrometheusMetrics(), limits=Limits())

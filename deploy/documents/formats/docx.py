@@ -81,7 +81,9 @@ def _check(data: bytes) -> None:
                         head = file.read(READ).replace(b"\0", b"")  # UTF-16, too
                     if b"<!DOCTYPE" in head or b"<!ENTITY" in head:
                         raise InputError(f"{part.filename[:80]} of the document declares entities, and is not read")
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # of zipfile, and of the compressions that it reads
         raise InputError(f"the document is no Word document ({first_line(error)}); save it as .docx again") from None
 
 

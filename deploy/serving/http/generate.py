@@ -154,7 +154,7 @@ def _rows(name: str, value: Any) -> list[list[float]]:
             raise refused(name, "is not a list of numbers; send one, or a list of such lists")
         if name == INPUT_IDS and not all(type(each) is int and abs(each) < 2**63 for each in row):
             raise refused(name, "holds a number that is not a token id; send integers")
-        if name == AUDIO and any(type(each) is int and abs(each) >= 2**63 for each in row):
+        if name == AUDIO and any(abs(each) >= 2**63 for each in row):
             raise refused(name, "holds a number that is not a sample; send numbers from -1 to 1")
     return rows
 

@@ -365,11 +365,15 @@ def test_hostile_word_documents_are_one_line() -> None:
     good = parts_of(word(fill))
     body = good["word/document.xml"]
     entities = body.replace(b"?>", b'?><!DOCTYPE a [<!ENTITY a "b">]>', 1)
+    damaged = archive_of({"a.xml": body, **good})
+    begin = damaged.index(b"a.xml") + 5
+    damaged = damaged[:begin] + b"\0" + b"\xff" * 4 + damaged[begin + 5 :]
     deep = body.replace(b"<w:body>", b"<w:body>" + b"<w:p>" * 5000 + b"</w:p>" * 5000, 1)
     for data, said in (
         (b"text", "no Word document"),
         (archive_of({"a": b"b"}), "no Word document"),
         (archive_of({**good, "word/document.xml": body[:500]}), "no Word document"),
+        (damaged, "no Word document .*invalid stored block"),
         (archive_of({**good, "word/document.xml": entities}), "declares entities"),
         (archive_of({**good, "word/document.xml": deep}), "no Word document"),
         (archive_of({**good, "bomb.bin": bytes(1 << 27)}), "unpacks to more than"),

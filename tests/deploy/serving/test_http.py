@@ -313,6 +313,7 @@ def test_a_file_of_a_form_is_transcribed(web: httpx.Client, runners: dict[str, R
         (b'{"model": "text", "TEXT": "a", "num_beams": 1e400}', 400, "num_beams"),
         (b'{"model": "text", "TEXT": "\\ud800"}', 400, "not UTF-8"),
         (b'{"model": "speech", "AUDIO": [1%b]}' % (b"0" * 400), 400, "not a sample"),
+        (b'{"model": "speech", "AUDIO": [0.5, 1e300]}', 400, "not a sample"),
         (b'{"model": "text", "INPUT_IDS": [%b[1]]}' % (b"[1], " * 4), 400, "expected 4 at most"),
         (b" " * 9_000_000, 413, "more than 8,388,608 bytes"),
     ],
