@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakMethod
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
@@ -41,7 +42,14 @@ class ModelSettings:
 
     def __init__(self, manifest: Manifest, runtime: Runtime, codec: TextCodec | None, *, is_donut: bool) -> None:
         self._manifest, self._runtime, self._codec, self._is_donut = manifest, runtime, codec, is_donut
-        self._resolved = SettingsCache(self._resolved_layers)
+        resolve = WeakMethod(self._resolved_layers)  # no cycle: a model's sessions end before their stream
+
+        def resolved(given: tuple[Layer, ...]) -> ResolvedSettings:
+            method = resolve()
+            assert method is not None
+            return method(given)
+
+        self._resolved = SettingsCache(resolved)
 
     def options(self, settings: Mapping[str, Any], prompt_length: int = 1) -> GenerationOptions:
         """Resolve settings over the model's defaults.

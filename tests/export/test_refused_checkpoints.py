@@ -27,7 +27,7 @@ from tightbeam.export.errors import ExportError
     [
         (
             {"model_type": "bert"},
-            "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, falcon, ",
+            "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, canary, ",
         ),
         ({"model_type": "florence2"}, "model_type is 'florence2': it is not written; the nearest are vision-encoder-"),
         ({"model_type": ...}, "there is no model_type; supported families: bart"),

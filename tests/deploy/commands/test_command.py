@@ -141,6 +141,7 @@ def test_every_option_is_in_the_table() -> None:
         "generation_config",
         "glossary",
         "decoder_input_text",
+        "live",
         "stop_strings",
         "do_sample",
         "trie",

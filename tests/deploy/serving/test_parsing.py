@@ -80,6 +80,9 @@ def test_the_loop_keeps_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def report(self) -> None:
             pass
 
+        def release_buffers(self) -> None:
+            pass
+
         def close(self) -> None:
             pass
 
