@@ -113,7 +113,7 @@ class Recordings:
     def parts(self, count: int, read: Read) -> list[slice]:
         """Cut a recording of ``count`` samples that is too long.
 
-        Its parts are those of transformers' extractor, if that cuts recordings, and otherwise of nearly equal length.
+        The parts that transformers' extractor cuts, if it cuts recordings; otherwise parts of nearly equal length.
 
         Parameters
         ----------

@@ -68,7 +68,7 @@ class LiveWord:
     word : str
         The word with the space before it and the punctuation around it.
     start_s, end_s : float
-        Seconds from the beginning of the sound; those of its segment if the bundle has no times of words.
+        Seconds from the beginning of the sound; the times of its segment if the bundle has no times of words.
     """
 
     word: str
@@ -85,7 +85,7 @@ class Revision:
     start_s, end_s : float
         Seconds from the beginning of the sound.
     settled, later : str
-        The settled words, and those of the later run.
+        The settled words, and the words of the later run.
     """
 
     start_s: float
@@ -96,7 +96,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class LiveUpdate:
-    """What a run over live sound changes.
+    """A change of the live text by a run over the sound.
 
     Attributes
     ----------
@@ -280,7 +280,7 @@ class LiveText:
         return "".join(word.word for word in self._run[self._settled_of_run :])
 
     def _settle(self, word: LiveWord) -> LiveWord:
-        """Settle a word, whose times do not go back behind those of the word before it."""
+        """Settle a word, whose times do not go back behind the end of the word before it."""
         start_s = max(word.start_s, self._last_s)
         self._last_s = max(word.end_s, start_s)
         found = LiveWord(word.word, round(start_s, 2), round(self._last_s, 2))
@@ -333,7 +333,7 @@ class LiveText:
         self._said = self._run[: self._settled_of_run]
 
     def _revisions(self) -> list[Revision]:
-        """Compare the settled words of the sound with those of the latest run."""
+        """Compare the settled words of the sound with the words of the latest run."""
         said, run = self._said, self._run[: self._settled_of_run]
         matcher = SequenceMatcher(a=[*map(_key, said)], b=[*map(_key, run)], autojunk=False)
         found = []

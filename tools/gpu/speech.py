@@ -32,7 +32,7 @@ ROUNDS = 3
 MAKE_S, PART_S = 400, 120
 TITLE = "Speech"
 Generate = Callable[[Array, int, int], object]
-"""From features [B, mels, frames], the number of beams and that of new tokens."""
+"""A function of features [B, mels, frames], the number of beams and the number of new tokens."""
 
 
 def run(folder: str, rehearse: bool, seconds: float) -> Iterator[Found]:

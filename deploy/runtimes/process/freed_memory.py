@@ -12,8 +12,8 @@ import ctypes
 __all__ = ["release_freed_memory", "return_large_blocks"]
 
 LARGE_BYTES, KEPT_BYTES = 4 << 20, 32 << 20
-"""From the first size on a block is given back when it is freed; of the heap's end so much is kept. With 1 MB and
-glibc's own 128 KB a batch of BART base had four times the page faults, which took 3 % of its time."""
+"""The size from which a block is given back when it is freed, and the most of the heap's end that is kept. With 1 MB
+and glibc's own 128 KB a batch of BART base had four times the page faults, which took 3 % of its time."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 """The parameters of `mallopt` for both, in glibc's malloc.h. With one of them set, glibc leaves both as they are."""
 

@@ -17,7 +17,7 @@ from tightbeam.deploy.search.processors import processors_of
 
 
 class Made:
-    """What is made of settings."""
+    """An object that is made of settings."""
 
     def __init__(self, settings: object) -> None:
         self.settings = settings

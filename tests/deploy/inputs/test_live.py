@@ -35,7 +35,7 @@ class Script:
         self.runs: list[LiveRun] = []
 
     def take(self, run: LiveRun) -> LiveUpdate:
-        """What the next text changes. Parts between bars are segments of equal length."""
+        """The change that the next text makes. Parts between bars are segments of equal length."""
         parts = self.texts.pop(0).split("|")
         each_s = len(run.samples) / HZ / len(parts)
         self.runs.append(run)
