@@ -24,7 +24,7 @@ def test_a_changed_figure_changes_table_and_picture(tmp_path: Path, monkeypatch:
     changed.write_text(text.replace("peak_mb = 1577", "peak_mb = 1234"), "utf-8")
     page.write_text(pictures.PAGE.read_text("utf-8"), "utf-8")
     monkeypatch.setattr(pictures, "FIGURES", changed)
-    pictures.main(picture, page)
+    pictures.main(picture, page, tmp_path / "forms.svg")
     drawn = picture.read_text("utf-8")
     for engine in pictures.read_jobs(changed)[1]["engines"]:
         peak = f"{engine['peak_mb']:,}"
@@ -32,6 +32,19 @@ def test_a_changed_figure_changes_table_and_picture(tmp_path: Path, monkeypatch:
         assert re.search(
             rf"{re.escape(engine['name'])} {engine['precision']}(\*\*)? \| [\d.]+ \| {peak} \|", page.read_text("utf-8")
         )
+
+
+def test_every_form_of_the_table_is_read() -> None:
+    """A model's name stands in its first row alone, and a refused form has no figures."""
+    forms = pictures.read_forms(pictures.FORMS_PAGE.read_text("utf-8"))
+    assert {"llama", "llama-all", "whisper", "whisper-all", "marian", "marian-all"} <= forms.keys()
+    assert "int4" in forms["whisper"] and "int4" not in forms["whisper-all"]
+    for model, own in forms.items():
+        assert {"int8", "CTranslate2 int8"} <= own.keys(), model
+        assert all(0 < megabytes < 10 and 0 < nats < 1 for megabytes, nats in own.values())
+    axes = pictures.draw_forms(forms).axes
+    assert [axis.get_title(loc="left") for axis in axes] == ["llama", "whisper", "marian"]
+    assert [len(axis.get_lines()) for axis in axes] == [6, 5, 6]
 
 
 def test_a_page_without_the_comments_is_refused() -> None:

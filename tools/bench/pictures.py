@@ -1,8 +1,11 @@
-"""The first picture of docs/benchmarks.md and its table, made of docs/benchmarks/figures.toml; needs matplotlib.
+"""Pictures of the measurements; needs matplotlib.
 
     python -m tools.bench.pictures        # after a change of the figures
 
-The picture has a light background of its own, so that it is legible on a dark page.
+    docs/images/beside-peers.svg          and the table of docs/benchmarks.md, of docs/benchmarks/figures.toml
+    docs/images/divergence-by-size.svg    of the table of docs/benchmarks/zoo.md
+
+Pictures have a light background of their own, so that they are legible on a dark page.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from matplotlib.figure import Figure
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FIGURES, PAGE = DOCS / "benchmarks" / "figures.toml", DOCS / "benchmarks.md"
 PICTURE = DOCS / "images" / "beside-peers.svg"
+FORMS_PAGE, FORMS_PICTURE = DOCS / "benchmarks" / "zoo.md", DOCS / "images" / "divergence-by-size.svg"
 COLOURS = {
     "Tightbeam": "#1f7a54",
     "CTranslate2": "#b4501f",
@@ -29,6 +33,9 @@ COLOURS = {
     "optimum-onnx": "#b0883b",
     "transformers": "#56657a",
 }
+FORMS = {"int8": "o", "int4": "o", "CTranslate2 int8": "s"}
+"""Forms of the table that are drawn, and the marker of each."""
+SEASONED = "-all"
 PALE = 0.5
 """Opacity of float32 beside smaller numbers."""
 BACKGROUND, INK = "#fdfdfb", "#1c2733"
@@ -112,11 +119,54 @@ def with_table(page: str, jobs: Sequence[Figures]) -> str:
     return page
 
 
-def main(picture: Path = PICTURE, page: Path = PAGE) -> None:
-    """Draw the picture, and write the table."""
-    jobs = read_jobs(FIGURES)
+def read_forms(page: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """Read the first table of weights and divergences: by model, (megabytes, nats) by form."""
+    table = page.partition("| model | form | weights, MB | divergence, nats |")[2].partition("\n\n")[0]
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    model = ""
+    for line in table.splitlines()[2:]:
+        name, form, weights, divergence = (cell.strip() for cell in line.split("|")[1:5])
+        model = name or model
+        if divergence:
+            found.setdefault(model, {})[form] = float(weights.split()[0]), float(divergence)
+    return found
+
+
+def draw_forms(forms: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
+    """Draw the divergence of each form over the bytes of its weights, a panel for each family."""
+    families = [model for model in forms if f"{model}{SEASONED}" in forms]
+    figure = Figure(figsize=(7.6, 3.1), layout="constrained")
+    for axis, family in zip(figure.subplots(1, len(families), sharey=True), families, strict=True):
+        for model, filled in ((family, True), (f"{family}{SEASONED}", False)):
+            for form, (megabytes, nats) in forms[model].items():
+                engine, _, precision = form.rpartition(" ")
+                if form not in FORMS:
+                    continue
+                colour = COLOURS[engine or "Tightbeam"]
+                marker = {"marker": FORMS[form], "markersize": 8, "markeredgewidth": 1.6, "linestyle": ""}
+                axis.plot(megabytes, nats, color=colour, markerfacecolor=colour if filled else BACKGROUND, **marker)
+                aside = (7, -3) if engine else (-25, -3)
+                axis.annotate(precision, (megabytes, nats), aside, textcoords="offset points", fontsize=7.5)
+        axis.set_yscale("log")
+        axis.set_xlim(0, 1.3 * max(megabytes for megabytes, _ in forms[family].values()))
+        axis.set_title(family, fontsize=9.5, fontweight="bold", loc="left")
+        axis.set_xlabel("weights, MB", fontsize=8.5)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", linewidth=0.4, alpha=0.5)
+    figure.axes[0].set_ylabel("divergence, nats a token", fontsize=8.5)
+    title = "Divergence over size: green circles Tightbeam, brown squares CTranslate2; hollow: seasoned weights"
+    figure.suptitle(title, fontsize=9.5)
+    return figure
+
+
+def main(picture: Path = PICTURE, page: Path = PAGE, forms_picture: Path = FORMS_PICTURE) -> None:
+    """Draw the pictures, and write the table."""
+    jobs, forms = read_jobs(FIGURES), read_forms(FORMS_PAGE.read_text("utf-8"))
+    unchanging: Any = {"Date": None, "Creator": None}
     with mpl.rc_context(STYLE):
-        draw_peers(jobs).savefig(picture, metadata={"Date": None, "Creator": None})
+        draw_peers(jobs).savefig(picture, metadata=unchanging)
+        draw_forms(forms).savefig(forms_picture, metadata=unchanging)
     page.write_text(with_table(page.read_text("utf-8"), jobs), "utf-8")
 
 
