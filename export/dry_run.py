@@ -58,7 +58,7 @@ def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[Render
     show(f"{files.name}, {files.family.model_type}: {sizes.L} decoder layers, {sizes.D} wide, {sizes.H} heads")
     machine, origin = options.workload.machine(integers=run.has_integers)
     weight_bytes, limit = int(weight_itemsize(options.precision) * weights.total), options.workload.memory_limit
-    impossible = refusals_by_sizes(sizes, quantized_source=run.quantized_source)
+    impossible = refusals_by_sizes(sizes, run)
     ranked = rank(sizes, weights.products, impossible, run, machine, weight_bytes, limit)
     preset = choice.preset or PRESETS[ranked[0].variant]
     show(memory_table(sizes, run, same_for_all(preset, sizes.L, "")))

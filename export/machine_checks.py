@@ -70,7 +70,7 @@ def disk_bytes(numbers: int, options: ExportOptions) -> int:
     The error of a precision is measured with two more copies of the weights, and the products of integers with one.
     """
     whole, own = FLOAT32 * numbers, weight_itemsize(options.precision) * numbers
-    if not options.check or (options.precision == "fp32" and options.cache_precision is None):
+    if not options.check or (options.precision == "fp32" and not options.int8_caches):
         return round(max(own, whole) if options.precision in INTEGERS else own)
     return round(own + whole + (own if options.precision in INTEGERS else whole))
 

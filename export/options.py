@@ -62,24 +62,44 @@ def check_cache_precision(options: ExportOptions) -> None:
     """Check the precision of the source cache beside the other precision and the kind of cache."""
     from tightbeam.export.choice import DEFAULT
     from tightbeam.graph_passes import QUANTIZED_KINDS
-    from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 
     if options.cache_precision is None:
         return
-    if options.cache_precision != "int8":
-        raise ExportError(
-            f"cache_precision {options.cache_precision!r} is not supported; expected int8, or nothing for that "
-            "of --precision"
-        )
-    if options.precision not in ("fp32", *INTEGERS):
-        raise ExportError(
-            f"an int8 source cache does not go with --precision {options.precision}; expected fp32, int8 or int4"
-        )
+    _check_int8(options, "cache_precision", "source")
     preset = options.choice().preset
     if preset is not None and preset.source not in QUANTIZED_KINDS:
         raise ExportError(
             f"source cache {preset.source} cannot be in int8; expected {', '.join(QUANTIZED_KINDS[:-1])} or "
             f"{QUANTIZED_KINDS[-1]}, as of --variant {DEFAULT}, kcache or el"
+        )
+
+
+def check_generated_cache_precision(options: ExportOptions) -> None:
+    """Check the precision of the generated cache beside the other precision and the kind of cache."""
+    from tightbeam.export.choice import DEFAULT
+    from tightbeam.graph_passes import QUANTIZED_GENERATED
+
+    if options.generated_cache_precision is None:
+        return
+    _check_int8(options, "generated_cache_precision", "generated")
+    preset = options.choice().preset
+    if preset is not None and preset.generated not in QUANTIZED_GENERATED:
+        raise ExportError(
+            f"generated cache {preset.generated} cannot be in int8; expected {' or '.join(QUANTIZED_GENERATED)}, as of "
+            f"--variant {DEFAULT} or el"
+        )
+
+
+def _check_int8(options: ExportOptions, name: str, cache: str) -> None:
+    """Check that a cache is to be in int8, and that the products' precision goes with it."""
+    from tightbeam.graph_passes.precision.lower_precision import INTEGERS
+
+    given = getattr(options, name)
+    if given != "int8":
+        raise ExportError(f"{name} {given!r} is not supported; expected int8, or nothing for that of --precision")
+    if options.precision not in ("fp32", *INTEGERS):
+        raise ExportError(
+            f"an int8 {cache} cache does not go with --precision {options.precision}; expected fp32, int8 or int4"
         )
 
 
@@ -139,7 +159,7 @@ def check_max_divergence(options: ExportOptions) -> None:
             f"max_divergence={options.max_divergence:g} is not a budget in nats a token; expected a number above 0, "
             f"e.g. {MAX_DIVERGENCE:g}"
         )
-    if options.precision not in INTEGERS and options.cache_precision is None:
+    if options.precision not in INTEGERS and not options.int8_caches:
         raise ExportError(
             f"max_divergence is for int8 and int4, the precision is {options.precision}; leave it out, or pass "
             "--precision int8 or --cache-precision int8"
@@ -181,6 +201,14 @@ class ExportOptions:
             "Precision of the cache of the source or prompt: int8, a quarter of the size (only for CPUs, inexact; with "
             "--precision fp32, int8 or int4); by default float32, or float16 with --precision fp16.",
             check=check_cache_precision,
+        ),
+    ] = None
+    generated_cache_precision: Annotated[
+        str | None,
+        Option(
+            "Precision of the cache of the generated tokens: int8, a quarter of the size (only for CPUs, inexact; with "
+            "--precision fp32, int8 or int4); by default float32, or float16 with --precision fp16.",
+            check=check_generated_cache_precision,
         ),
     ] = None
     max_new_tokens: Annotated[
@@ -271,7 +299,13 @@ class ExportOptions:
     @property
     def is_exact(self) -> bool:
         """True if the bundle's tokens must equal torch's in float32."""
-        return self.precision == "fp32" and self.cache_precision is None and not self.weight_threshold
+        return self.precision == "fp32" and not self.int8_caches and not self.weight_threshold
+
+    @property
+    def int8_caches(self) -> tuple[str, ...]:
+        """The caches in int8: "source", "generated", both or none."""
+        precisions = {"source": self.cache_precision, "generated": self.generated_cache_precision}
+        return tuple(name for name, precision in precisions.items() if precision is not None)
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -282,6 +316,7 @@ class ExportKeywords(TypedDict, total=False):
     generated_cache: str | None
     precision: str
     cache_precision: str | None
+    generated_cache_precision: str | None
     max_new_tokens: int | None
     calibration: str | os.PathLike[str] | None
     weight_threshold: float

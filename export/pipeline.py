@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -27,7 +28,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
-from tightbeam.export.accuracy.cache_guard import check_caches, measure_caches
+from tightbeam.export.accuracy.cache_guard import INT8_CACHE_OPTIONS, check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, halves
 from tightbeam.export.accuracy.divergence import (
@@ -156,9 +157,9 @@ class _Export:
     divergences: tuple[DivergenceEntry, ...] = field(init=False)
     """how their forms were chosen; empty in other precisions"""
     caches: tuple[QuantizedCacheEntry, ...] = field(init=False)
-    """errors of the source caches in int8; empty without them"""
+    """errors of the caches in int8; empty without them"""
     cache_divergence: float | None = field(init=False)
-    """divergence of float32 graphs with source caches in int8; None without them"""
+    """divergence of float32 graphs with these caches in int8; None without them"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -246,7 +247,7 @@ def _choose_variant(export: _Export) -> None:
         )
     run = _run_size(export)
     machine, origin = workload.machine(integers=run.has_integers)
-    impossible = refusals_by_graphs(export.canonical, quantized_source=run.quantized_source)
+    impossible = refusals_by_graphs(export.canonical, run)
     counts = count_weights(export.canonical)
     weights = _weight_bytes(export)
     ranked = rank(checkpoint.sizes, counts, impossible, run, machine, weights, workload.memory_limit)
@@ -291,9 +292,9 @@ def _rewrite(export: _Export) -> None:
             fastest = export.choice, export.plan, export.guarded, export.graphs, export.results
     assert fastest is not None
     export.choice, export.plan, export.guarded, export.graphs, export.results = fastest
-    if options.cache_precision is not None:
+    if options.int8_caches:
         assert activations is not None
-        _guard_caches(export, activations[0])
+        _guard_caches(export, activations)
     if options.weight_threshold:
         export.results.append(skip_small_weights(export.graphs, options.weight_threshold))
     if options.precision not in INTEGERS:  # with integers, bytes are known when the graphs are quantised
@@ -310,7 +311,7 @@ def _rewrite_to(export: _Export, choice: Choice, activations: _Activations | Non
     export.choice, export.guarded = choice, ()
     export.plan = same_for_all(choice.preset, canonical.sizes.L, choice.reason)
     export.graphs, export.results = rewrite(canonical, export.plan)  # first: the guard cannot measure what this refuses
-    if not needs_guard(export.plan) and options.cache_precision is None:
+    if not needs_guard(export.plan) and not options.int8_caches:
         return activations
     _try_precision(export)
     if activations is None:
@@ -331,15 +332,25 @@ def _try_precision(export: _Export) -> None:
     Not float16 if values are made of keys: the inverse of a badly conditioned weight may be beyond it, until the guard
     gives the keys another form.
     """
-    precision, cache_precision = export.options.precision, export.options.cache_precision
+    options = export.options
     made_of_keys = any(SOURCE[layer.source].key_forms or GENERATED[layer.generated].key_forms for layer in export.plan)
-    if (precision == "fp16" and not made_of_keys) or cache_precision is not None:
-        to_precision(export.graphs, "fp32" if precision in INTEGERS else precision, cache_precision=cache_precision)
+    if (options.precision == "fp16" and not made_of_keys) or options.int8_caches:
+        _to_precision(export, "fp32" if options.precision in INTEGERS else options.precision)
 
 
-def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) -> None:
-    """Measure the source caches in int8. Raises ExportError, after their table, if one is not exact enough."""
-    export.caches = measure_caches(export.canonical, export.plan, activations)
+def _to_precision(export: _Export, precision: str, **options: Any) -> tuple[ModelGraphs, list[PassResult]]:
+    """Copy the graphs in a precision, with caches in the precision that the export's options give them."""
+    caches = export.options.cache_precision, export.options.generated_cache_precision
+    return to_precision(
+        export.graphs, precision, cache_precision=caches[0], generated_cache_precision=caches[1], **options
+    )
+
+
+def _guard_caches(export: _Export, activations: _Activations) -> None:
+    """Measure the caches in int8. Raises ExportError, after their table, if one is not exact enough."""
+    by_cache = dict(zip(("source", "generated"), activations, strict=True))
+    given = {cache: by_cache[cache] for cache in export.options.int8_caches}
+    export.caches = measure_caches(export.canonical, export.plan, given)
     try:
         check_caches(export.caches)
     except ExportError:
@@ -347,14 +358,16 @@ def _guard_caches(export: _Export, activations: Sequence[AttentionActivations]) 
         raise
     run = _calibration_run(export)
     exact = run(export.graphs)
-    quantized, _ = to_precision(export.graphs, "fp32", cache_precision="int8")
+    quantized, _ = _to_precision(export, "fp32")
     export.cache_divergence = divergence(exact, run(quantized, exact.tokens).log_probabilities, _counted(export, exact))
     budget = export.options.divergence_budget
     if export.cache_divergence > budget:
         export.on_table(caches_table(export.caches))
+        both = len(given) > 1
         raise ExportError(
-            f"the source cache in int8 moves the distribution of the next token by {export.cache_divergence:.2g} nats, "
-            f"over the budget of {budget:g}; leave --cache-precision int8 out, or raise --max-divergence"
+            f"the {' and '.join(given)} cache{'s' * both} in int8 move{'s' * (not both)} the distribution of the next "
+            f"token by {export.cache_divergence:.2g} nats, over the budget of {budget:g}; leave "
+            f"{' and '.join(INT8_CACHE_OPTIONS[cache] for cache in given)} out, or raise --max-divergence"
         )
 
 
@@ -391,16 +404,13 @@ def _weight_bytes(export: _Export) -> int:
 
 def _lower_precision(export: _Export) -> None:
     """Give the graphs the form of a precision, and keep the old graphs if the error is to be measured."""
-    precision, cache_precision = export.options.precision, export.options.cache_precision
+    precision = export.options.precision
     export.exact = None
     export.products, export.divergences = (), ()
     int4 = _guard_products(export) if precision in INTEGERS else {}
     forms = forms_of(export.products)
-    screened = export.options.screen_logits
-    graphs, results = to_precision(
-        export.graphs, precision, forms, int4, cache_precision=cache_precision, screened=screened
-    )
-    is_float32 = precision == "fp32" and cache_precision is None
+    graphs, results = _to_precision(export, precision, forms=forms, int4=int4, screened=export.options.screen_logits)
+    is_float32 = precision == "fp32" and not export.options.int8_caches
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs
     export.results += results
@@ -474,6 +484,7 @@ def _write(export: _Export) -> Bundle:
             variant=export.choice.name,
             precision=options.precision,
             cache_precision=options.cache_precision,
+            generated_cache_precision=options.generated_cache_precision,
             weight_threshold=options.weight_threshold,
         )
         _check_draft(folder, manifest)

@@ -80,6 +80,7 @@ def prepare(
     choice = options.choice()
     suffix = "" if options.precision == "fp32" else f"-{options.precision}"
     suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
+    suffix += "" if options.generated_cache_precision is None else f"-generated-{options.generated_cache_precision}"
     suffix += f"-global-{options.global_tokens}" if options.global_tokens else ""
     template = read_chat_template(options.chat_template) if options.chat_template is not None else None
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
@@ -111,7 +112,7 @@ def _calibration(files: CheckpointFiles, path: str | os.PathLike[str]) -> tuple[
 def _measures(options: ExportOptions, choice: Choice, layers: int) -> bool:
     """Return whether an export measures errors on samples, the comparison with torch aside."""
     guarded = choice.preset is None or needs_guard(same_for_all(choice.preset, layers, ""))
-    return guarded or options.precision in INTEGERS or options.cache_precision is not None
+    return guarded or options.precision in INTEGERS or bool(options.int8_caches)
 
 
 def _check_rates(options: ExportOptions) -> None:
@@ -173,7 +174,12 @@ def run_of(options: ExportOptions, family: Family, sizes: Sizes, defaults: Mappi
     whole = family.has_whole_source
     run = options.workload.run_size(sizes, defaults, itemsize(options.precision), whole=whole)
     integers = weight_itemsize(options.precision) if options.precision in INTEGERS else 0.0
-    return replace(run, weight_itemsize=integers, quantized_source=options.cache_precision is not None)
+    return replace(
+        run,
+        weight_itemsize=integers,
+        quantized_source="source" in options.int8_caches,
+        quantized_generated="generated" in options.int8_caches,
+    )
 
 
 def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: ExportOptions, run: RunSize) -> None:
@@ -184,7 +190,7 @@ def check_memory_by_config(files: CheckpointFiles, choice: Choice, options: Expo
         check_memory(limit, weight_bytes, same_for_all(choice.preset, files.sizes.L, ""), files.sizes, run)
     elif limit is not None:
         any_machine = Machine(1.0, 1.0, 1.0, 1.0, 1.0)
-        impossible = refusals_by_sizes(files.sizes, quantized_source=run.quantized_source)
+        impossible = refusals_by_sizes(files.sizes, run)
         best_of(rank(files.sizes, weights.products, impossible, run, any_machine, weight_bytes, limit))
 
 

@@ -84,7 +84,8 @@ def run_of(manifest: Manifest, workload: Workload) -> RunSize:
     """Sizes of the runs that a bundle was made for."""
     whole = not manifest.reads_text
     run = workload.run_size(sizes_of(manifest), manifest.generation, itemsize(manifest.precision), whole=whole)
-    return replace(run, quantized_source=manifest.cache_precision is not None)
+    caches = manifest.int8_caches
+    return replace(run, quantized_source="source" in caches, quantized_generated="generated" in caches)
 
 
 def details(bundle: Bundle, workload: Workload) -> RenderableType:
@@ -195,9 +196,10 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
     if said := describe_products(manifest.quantized, manifest.divergences):
         yield said
     if manifest.cache_divergence is not None:
-        yield f"the source cache in int8 alone moves the distribution by {manifest.cache_divergence:.2g} nats"
-    if manifest.precision != "fp32" or manifest.cache_precision is not None:
-        yield describe_error(manifest.precision, manifest.precision_error, manifest.cache_precision)
+        caches = " and ".join(manifest.int8_caches)
+        yield f"the {caches} cache in int8 alone moves the distribution by {manifest.cache_divergence:.2g} nats"
+    if manifest.precision != "fp32" or manifest.int8_caches:
+        yield describe_error(manifest.precision, manifest.precision_error, manifest.int8_caches)
     if manifest.tokenizer is None:
         yield (
             "the checkpoint has no tokenizer, so the bundle takes and gives token ids"

@@ -33,6 +33,7 @@ def memory_table(sizes: Sizes, run: RunSize, chosen: Sequence[LayerPlan]) -> Ren
         plans["this one"] = own
     precision = "fp32" if run.itemsize == 4 else "fp16"
     precision += ", sources in int8" if run.quantized_source else ""
+    precision += ", generated in int8" if run.quantized_generated else ""
     table = Table(box=box.SIMPLE)
     for heading in ("variant", "source", "generated", "total", "share", ""):
         table.add_column(heading, justify="left" if heading in ("variant", "") else "right", no_wrap=True)
@@ -135,15 +136,15 @@ def divergences_table(entries: Sequence[DivergenceEntry]) -> RenderableType:
 
 
 def caches_table(entries: Sequence[QuantizedCacheEntry]) -> RenderableType:
-    """Table of source caches: the error of each layer's attention with each cache in int8, and in float16."""
+    """Table of caches: the error of each layer's attention with the rows of each in int8, and in float16."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("layer", "cache", "int8", "fp16"):
-        table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)
+    for heading in ("cache", "layer", "rows", "int8", "fp16"):
+        table.add_column(heading, justify="left" if heading in ("cache", "rows") else "right", no_wrap=True)
     for entry in entries:
         style = None if entry.int8 is not None and entry.int8 <= entry.allowed else "bold"
-        table.add_row(str(entry.layer), entry.part, _error(entry.int8), _error(entry.fp16), style=style)
+        table.add_row(entry.cache, str(entry.layer), entry.part, _error(entry.int8), _error(entry.fp16), style=style)
     allowed = max((entry.allowed for entry in entries), default=0.0)
-    return titled(f"Relative errors of attention over a source cache in int8; {allowed:.0%} is allowed", table)
+    return titled(f"Relative errors of attention over a cache in int8; {allowed:.0%} is allowed", table)
 
 
 def _error(error: float | None) -> str:
@@ -176,7 +177,8 @@ def inexact_options(manifest: Manifest) -> str:
     """The options that make a bundle inexact, in words."""
     options = ["--weight-threshold"] if manifest.weight_threshold else []
     options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
-    options += [f"--cache-precision {manifest.cache_precision}"] if manifest.cache_precision is not None else []
+    caches = {"cache": manifest.cache_precision, "generated-cache": manifest.generated_cache_precision}
+    options += [f"--{cache}-precision {precision}" for cache, precision in caches.items() if precision is not None]
     return " with ".join(options)
 
 

@@ -15,12 +15,14 @@ from tightbeam.graph_passes.caches.kinds import (
 )
 from tightbeam.graph_passes.model import CacheState, ModelGraphs, Pass, PassError, PassResult, RunSize, Sizes
 from tightbeam.graph_passes.pipeline import passes_of, rewrite, tensorrt_form, to_precision
+from tightbeam.graph_passes.precision.quantize_generated import QUANTIZED_GENERATED
 from tightbeam.graph_passes.precision.quantize_source import QUANTIZED_KINDS
 from tightbeam.graph_passes.precision.skip_small_weights import skip_small_weights
 
 __all__ = [
     "GENERATED",
     "PRESETS",
+    "QUANTIZED_GENERATED",
     "QUANTIZED_KINDS",
     "SOURCE",
     "CacheState",

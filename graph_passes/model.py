@@ -91,6 +91,8 @@ class RunSize:
     """bytes of an integer in products with constant matrices; 0: these are floats of ``itemsize``"""
     quantized_source: bool = False
     """source caches are integers of 8 bits, with a float32 scale for each row"""
+    quantized_generated: bool = False
+    """generated caches are"""
 
     @property
     def has_integers(self) -> bool:

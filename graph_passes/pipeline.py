@@ -13,8 +13,8 @@
     move_scales         for int8 and int4, with scales that the export chooses on real rows
     to_precision        split_inverses and lower_precision for half precision; else encoder_attention,
                         prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows, screen_head
-                        if asked for, and quantize_source for an int8 source cache, else prompt_parts: half precision
-                        and integers are not exact
+                        if asked for, quantize_generated and quantize_source for int8 caches, prompt_parts without
+                        the latter: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, split_inverses and
                         lower_precision; then, on the written messages, to_plugin_nodes
 
@@ -45,6 +45,7 @@ from tightbeam.graph_passes.precision.linear import linear
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS, lower_precision
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
 from tightbeam.graph_passes.precision.quantize import NO_FORMS, NO_INT4, quantize
+from tightbeam.graph_passes.precision.quantize_generated import quantize_generated
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.precision.screen_head import screen_head
 from tightbeam.graph_passes.precision.split_inverses import split_inverses
@@ -129,6 +130,7 @@ def to_precision(
     int4: Mapping[str, Int4Matrix] = NO_INT4,
     *,
     cache_precision: str | None = None,
+    generated_cache_precision: str | None = None,
     screened: bool = False,
 ) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs in a precision; in float32, int8 and int4 with the operators of CPUs.
@@ -143,13 +145,15 @@ def to_precision(
         Forms of single products in int8 and int4, and the matrices of those with 4 bits (``quantize``).
     cache_precision
         "int8" for a source cache in int8, with all but "fp16" and "bf16".
+    generated_cache_precision
+        The same for the generated cache.
     screened
         Screen the logits of greedy steps, with "fp32".
 
     Raises
     ------
     PassError
-        For a weight beyond the range of the precision, a source cache that cannot be int8, and logits that cannot be
+        For a weight beyond the range of the precision, a cache that cannot be int8, and logits that cannot be
         screened.
     """
     if precision not in ("fp32", *INTEGERS):
@@ -157,7 +161,9 @@ def to_precision(
     integers: list[Pass] = [partial(quantize, forms=forms, int4=int4), normalize_rows] if precision in INTEGERS else []
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
     screens: list[Pass] = [screen_head] if screened else []
-    return _run([*passes, *screens, prompt_parts if cache_precision is None else quantize_source], graphs)
+    caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
+    caches.append(prompt_parts if cache_precision is None else quantize_source)
+    return _run([*passes, *screens, *caches], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

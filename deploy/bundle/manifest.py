@@ -221,12 +221,14 @@ class DivergenceEntry(Entry):
 
 
 class QuantizedCacheEntry(Entry):
-    """Source cache in int8: the error of a layer's attention if only these rows are rounded, on real activations.
+    """Cache in int8: the error of a layer's attention if only these rows are rounded, on real activations.
 
     Attributes
     ----------
     layer : int
         Decoder layer.
+    cache : "source" or "generated"
+        The cache that has the rows; "source" in older bundles.
     part : "keys", "values" or "states"
         The rounded rows; states may be one matrix that all layers read.
     int8, fp16 : float or None
@@ -237,6 +239,7 @@ class QuantizedCacheEntry(Entry):
     """
 
     layer: int
+    cache: Literal["source", "generated"] = "source"
     part: Literal["keys", "values", "states"]
     int8: FiniteFloat | None
     fp16: FiniteFloat | None
@@ -405,6 +408,8 @@ class Manifest(Entry):
         Precision of products, caches and most weights.
     cache_precision : "int8" or None
         Precision of the source caches if it differs from ``precision``: integers, with a scale for each row.
+    generated_cache_precision : "int8" or None
+        The same of the generated caches; None in older bundles.
     weight_threshold : float
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     global_tokens : int
@@ -415,10 +420,10 @@ class Manifest(Entry):
         How the forms of the products were chosen: each measurement in order, the bundle's forms last; empty in other
         precisions, and in older bundles.
     quantized_caches : tuple of QuantizedCacheEntry
-        Source caches in int8; empty without them, and in older bundles.
+        Caches in int8; empty without them, and in older bundles.
     cache_divergence : float or None
-        Mean of KL(float32 || float32 with source caches in int8) over the steps of calibration inputs, in nats a token;
-        None without such caches, and in older bundles.
+        Mean of KL(float32 || float32 with the bundle's caches in int8) over the steps of calibration inputs, in nats a
+        token; None without such caches, and in older bundles.
     speech : FileEntry or None
         Settings of a speech model's feature extractor. Its encoder takes ``input_features`` or ``input_values``.
     convolutions : tuple of (int, int, int)
@@ -444,6 +449,7 @@ class Manifest(Entry):
     variant: str
     precision: Precision
     cache_precision: Literal["int8"] | None = None
+    generated_cache_precision: Literal["int8"] | None = None
     sizes: ModelSizes
     layers: tuple[LayerChoice, ...]
     guard: tuple[GuardEntry, ...] = ()
@@ -507,7 +513,13 @@ class Manifest(Entry):
         """The reason why only CPUs run the bundle, as a clause for an error; None if GPUs run it too."""
         if self.has_integers:
             return f"is in {self.precision}"
-        return None if self.cache_precision is None else f"has its source cache in {self.cache_precision}"
+        return f"has its {' and '.join(self.int8_caches)} cache in int8" if self.int8_caches else None
+
+    @property
+    def int8_caches(self) -> tuple[str, ...]:
+        """The caches in int8: "source", "generated", both or none."""
+        precisions = {"source": self.cache_precision, "generated": self.generated_cache_precision}
+        return tuple(name for name, precision in precisions.items() if precision is not None)
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""

@@ -266,18 +266,24 @@ def _check_consistency(folder: Path, manifest: Manifest) -> None:
                 f"{folder / MANIFEST}: {entry.name[:80]!r} is kept as {entry.kept}, whose error {error} is not "
                 "allowed; export the model again"
             )
-    quantized = any(tensor.dtype == "int8" for tensor in manifest.decoder.inputs)
+    generated = {state.input for state in manifest.cache_states}
+    integers = [tensor.name for tensor in manifest.decoder.inputs if tensor.dtype == "int8"]
+    quantized = {"source": any(name not in generated for name in integers)}
+    quantized["generated"] = any(name in generated for name in integers)
     for cache in manifest.quantized_caches:
-        if not quantized or not (cache.int8 is not None and 0 <= cache.int8 <= cache.allowed):
+        if not quantized[cache.cache] or not (cache.int8 is not None and 0 <= cache.int8 <= cache.allowed):
             raise BundleError(
                 f"{folder / MANIFEST}: the {cache.part} of layer {cache.layer} are not an int8 cache with an allowed "
                 f"error: {cache.int8}, expected {cache.allowed} at most; export the model again"
             )
-    if quantized != (manifest.cache_precision == "int8"):
-        raise BundleError(
-            f"{folder / MANIFEST}: cache_precision is {manifest.cache_precision!r}, and the decoder takes "
-            f"{'int8' if quantized else 'float'} caches of the source; export the model again"
-        )
+    precisions = {"cache_precision": "source", "generated_cache_precision": "generated"}
+    for name, cache_name in precisions.items():
+        given = getattr(manifest, name)
+        if quantized[cache_name] != (given == "int8"):
+            raise BundleError(
+                f"{folder / MANIFEST}: {name} is {given!r}, and the decoder's {cache_name} caches are "
+                f"{'int8' if quantized[cache_name] else 'float'}; export the model again"
+            )
     if len(manifest.layers) != manifest.sizes.L:
         raise BundleError(
             f"{folder / MANIFEST} describes {len(manifest.layers)} layers, sizes.L is {manifest.sizes.L}; "

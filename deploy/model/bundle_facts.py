@@ -164,6 +164,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "variant": manifest.variant,
         "precision": manifest.precision,
         "cache_precision": manifest.cache_precision,
+        "generated_cache_precision": manifest.generated_cache_precision,
         "weight_threshold": manifest.weight_threshold,
         "global_tokens": manifest.global_tokens,
         "sizes": {
@@ -220,7 +221,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
         else f"source of {sizes.max_source:,}, output of {sizes.max_target:,} positions"
     )
     inexact = f", skips weights below {manifest.weight_threshold:g}" if manifest.weight_threshold else ""
-    inexact += ", source cache in int8" if manifest.cache_precision is not None else ""
+    inexact += f", {' and '.join(manifest.int8_caches)} cache in int8" if manifest.int8_caches else ""
     lines = [
         ("model", f"{manifest.model} ({manifest.family}, {facts['kind']})"),
         ("variant", f"{manifest.variant}, {manifest.precision}{inexact}: {_layers(manifest.layers)}"),
@@ -248,10 +249,12 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     if manifest.quantized:
         lines.append(("products", _products(manifest.quantized)))
     if manifest.quantized_caches:
-        largest, part, layer = max((entry.int8 or 0.0, entry.part, entry.layer) for entry in manifest.quantized_caches)
+        largest, layer, cache, part = max(
+            (entry.int8 or 0.0, entry.layer, entry.cache, entry.part) for entry in manifest.quantized_caches
+        )
         moved = manifest.cache_divergence
         told = "" if moved is None else f"; it moves the distribution of the next token by {moved:.2g} nats"
-        errs = f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}"
+        errs = f"attention over it errs by at most {largest:.2%}, by the {part} of layer {layer}'s {cache} cache"
         lines.append(("int8 cache", errs + told))
     lines += [("fallback", text) for text in _fallbacks(manifest)]
     if note := operators_note(bundle):

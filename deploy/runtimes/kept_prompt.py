@@ -20,8 +20,8 @@ class KeptPrompt:
     One conversation has one, and gives it to each of its prompts, one after the other: `Runner.chat`,
     `Runner.stream_text` and `Runner.sample` take it as ``kept``. It holds one copy of the longest prompt's source
     cache. An answer is part of the next prompt, and is encoded with it. The generated tokens are the same as if the
-    whole prompt were encoded. The whole prompt is still encoded on a GPU, with an int8 cache, with any source cache but
-    ``kv``, and by bundles made before ``prompt.onnx``.
+    whole prompt were encoded. The whole prompt is still encoded on a GPU, with an int8 source cache, with any source
+    cache but ``kv``, and by bundles made before ``prompt.onnx``.
 
     Attributes
     ----------

@@ -244,7 +244,7 @@ class _LayerAttentions:
             )
             for layer in layers
         )
-        return not all(exact_in_int8(attention, kind) for attention in formed)
+        return not all(exact_in_int8(attention, self.kinds[kind]) for attention in formed)
 
     def safer(self, layer: int, kind: str, precision: str) -> str:
         """The first of the safer kinds that is exact enough; keys and values themselves always are.

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tightbeam.deploy.bundle.manifest import MANIFEST, WEIGHTS, Manifest, PrecisionErrorEntry
@@ -76,7 +77,8 @@ def write_rounding_pair(scratch: Path, bundle: Path, manifest: Manifest, exact: 
         target = scratch / EXACT / entry.file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle / entry.file, target)
-    _write(manifest.model_copy(update={"cache_precision": None}), exact, scratch / EXACT)
+    float_caches = {"cache_precision": None, "generated_cache_precision": None}
+    _write(manifest.model_copy(update=float_caches), exact, scratch / EXACT)
     _write_rounded(manifest, low, scratch / ROUNDED)
 
 
@@ -153,11 +155,11 @@ def speed_note(precision: str, times: Times) -> str:
     return f"{precision} is not faster than float32 on this machine: {'; '.join(slow)}" if slow else ""
 
 
-def describe_error(precision: str, error: PrecisionErrorEntry | None, cache_precision: str | None = None) -> str:
-    """A line about the error of a precision below float32, or of a source cache's, as commands print it."""
+def describe_error(precision: str, error: PrecisionErrorEntry | None, int8_caches: Sequence[str] = ()) -> str:
+    """A line about the error of a precision below float32, or of caches in int8, as commands print it."""
     how = "simulated" if precision in ("fp16", "bf16") else "measured"
-    if cache_precision is not None:
-        cache = f"an {cache_precision} source cache"
+    if int8_caches:
+        cache = f"an int8 {' and '.join(int8_caches)} cache"
         precision = cache if precision == "fp32" else f"{precision} with {cache}"
     if error is None:
         return f"error of {precision}: not measured (--no-check)"

@@ -14,6 +14,7 @@ from tightbeam.export.tables import describe_run, duration, megabytes, titled
 from tightbeam.graph_passes import (
     GENERATED,
     PRESETS,
+    QUANTIZED_GENERATED,
     QUANTIZED_KINDS,
     SOURCE,
     ModelGraphs,
@@ -29,6 +30,8 @@ from tightbeam.graph_passes.caches.cost import Machine, RunCost, WeightCounts, p
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 
 __all__ = ["Ranked", "best_of", "rank", "ranking_table", "refusals_by_graphs", "refusals_by_sizes"]
+
+FLOAT_CACHES = RunSize()
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,23 @@ def rank(
     return ranked
 
 
-def refusals_by_sizes(sizes: Sizes, *, quantized_source: bool = False) -> dict[str, str]:
-    """Presets that no model of these sizes can have, each with the reason; ``quantized_source``: in int8."""
+def refusals_by_sizes(sizes: Sizes, run: RunSize = FLOAT_CACHES) -> dict[str, str]:
+    """Presets that no model of these sizes can have, or not with the run's int8 caches, each with the reason."""
     reasons = {name: why_not(preset, sizes) for name, preset in PRESETS.items()}
-    if quantized_source:
-        for name, preset in PRESETS.items():
-            if name != "baseline" and preset.source not in QUANTIZED_KINDS:
-                reasons[name] = reasons[name] or "has a kind of source cache that cannot be in int8"
+    for name, preset in PRESETS.items():
+        in_int8 = (
+            ("source", run.quantized_source, preset.source in QUANTIZED_KINDS),
+            ("generated", run.quantized_generated, preset.generated in QUANTIZED_GENERATED),
+        )
+        for cache, wanted, possible in in_int8:
+            if name != "baseline" and wanted and not possible:
+                reasons[name] = reasons[name] or f"has a kind of {cache} cache that cannot be in int8"
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def refusals_by_graphs(canonical: ModelGraphs, *, quantized_source: bool = False) -> dict[str, str]:
+def refusals_by_graphs(canonical: ModelGraphs, run: RunSize = FLOAT_CACHES) -> dict[str, str]:
     """Presets that a traced model cannot have, each with the reason; its graphs may refuse more than its sizes."""
-    found = refusals_by_sizes(canonical.sizes, quantized_source=quantized_source)
+    found = refusals_by_sizes(canonical.sizes, run)
     folded = canonical.copy()
     fold_biases(folded)
     for name in PRESETS.keys() - found.keys() - {"baseline"}:

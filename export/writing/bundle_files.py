@@ -52,6 +52,7 @@ def write_files(
     variant: str,
     precision: str = "fp32",
     cache_precision: str | None = None,
+    generated_cache_precision: str | None = None,
     weight_threshold: float = 0.0,
 ) -> Manifest:
     """Write a variant's files, all but ``bundle.json``.
@@ -75,15 +76,17 @@ def write_files(
     divergences
         How the forms of these were chosen.
     quantized_caches
-        The same, one for each source cache in int8.
+        The same, one for each cache in int8.
     cache_divergence
-        Divergence of float32 with source caches in int8; None without them.
+        Divergence of float32 with these caches in int8; None without them.
     variant
         The bundle's name for ``plan``.
     precision
         "fp32", "fp16" or "int8".
     cache_precision
         "int8" for a source cache of integers; else None.
+    generated_cache_precision
+        The same for the generated cache.
     weight_threshold
         Attention probability below which source positions are skipped; 0 skips none.
 
@@ -105,6 +108,7 @@ def write_files(
         T=longest,
         itemsize=itemsize(precision),
         quantized_source=cache_precision is not None,
+        quantized_generated=generated_cache_precision is not None,
     )
     write_graphs(graphs, folder)
     entries = graph_entries(graphs, folder)
@@ -116,6 +120,7 @@ def write_files(
         variant=variant,
         precision=precision,  # type: ignore[arg-type]  # one of PRECISIONS
         cache_precision=cache_precision,  # type: ignore[arg-type]  # "int8" or None
+        generated_cache_precision=generated_cache_precision,  # type: ignore[arg-type]  # likewise
         sizes=sizes_entry(graphs.sizes),
         layers=layer_entries(plan),
         guard=tuple(guard),

@@ -40,7 +40,14 @@ def generated_bytes(kinds: Sequence[GeneratedKind], sizes: Sizes, run: RunSize) 
     sizes, run
         Sizes of the model and of the run.
     """
-    return run.R * run.T * sum(kind.numbers(sizes) for kind in kinds) * run.itemsize
+    return run.R * run.T * sum(_row_bytes(kind, sizes, run) for kind in kinds)
+
+
+def _row_bytes(kind: GeneratedKind, sizes: Sizes, run: RunSize) -> int:
+    """Bytes that a layer of a kind caches of one position of a row."""
+    if run.quantized_generated and kind.scales is not None:
+        return kind.numbers(sizes) + 4 * kind.scales(sizes)
+    return kind.numbers(sizes) * run.itemsize
 
 
 def source_saved(kind: SourceKind, layers: int, sizes: Sizes) -> Callable[[RunSize], int]:

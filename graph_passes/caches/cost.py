@@ -2,9 +2,9 @@
 
 Every matrix product or attention takes the longer of two times: its bytes at the machine's memory bandwidth, and its
 operations at its matrix rate (the roofline of Williams et al. 2009). In int8, products with the weights have a rate of
-their own and a byte a number; attention is float32. A source cache in int8 has a byte a number and a scale a row, and
-each of the two operators that read it a rate. Times add up. Not modelled: activations, element-wise operators,
-launches, and that small products reach neither number.
+their own and a byte a number; attention is float32. A cache in int8 has a byte a number and a scale a row. Each of the
+two operators that read a source cache in int8 has a rate; the one that reads a generated cache multiplies floats. Times
+add up. Not modelled: activations, element-wise operators, launches, and that small products reach neither number.
 
 On a GPU whose kernels' times are known (``Machine.kernels``), an attention takes the time of its kernel, by its
 operations, if that is longer than reading its bytes.
@@ -202,7 +202,11 @@ def _generated_attention(kind: GeneratedKind, r: int, sizes: Sizes, run: RunSize
     sample. A reordered one is read by each beam, and copied twice, which reads and writes.
     """
     reads = 5 * run.M if kind.reordered else 1
-    return _attention("generated attention", kind.attention(sizes, r), run.T, reads, sizes, run)
+    cost = kind.attention(sizes, r)
+    works = _attention("generated attention", cost, run.T, reads, sizes, run)
+    if run.quantized_generated and kind.scales is not None:
+        works[0] = replace(works[0], bytes=run.B * run.T * (cost.read + 4 * kind.scales(sizes)))
+    return works
 
 
 def _attention(name: str, cost: AttentionCost, positions: int, reads: int, sizes: Sizes, run: RunSize) -> list[Work]:

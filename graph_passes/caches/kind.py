@@ -120,6 +120,8 @@ class GeneratedKind:
     """forms of a prompt's prefix output that the pass takes (``prefix.py``): the prompt caches that go with the kind"""
     numbers: Callable[[Sizes], int]
     """numbers that a layer caches of one position of a row"""
+    scales: Callable[[Sizes], int] | None = None
+    """scales of a layer at one position of a row in int8, as in ``SourceKind``"""
     reordered: bool = False
     """each step copies the cache twice to reorder the beams; if not, it reads the shared past once a sample"""
     attention: CostOf

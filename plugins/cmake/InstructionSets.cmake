@@ -25,8 +25,10 @@ set(v4_vnni_lanes 16)
 
 # Vectors need contraction to FMA, and neither errno nor floating-point traps. Sums keep their order.
 set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
-# Quantised products must be the same on every processor, so they are not contracted.
-set_source_files_properties(kernels/cpu/quantized_kernels.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+# Quantised products, and attention over a history of integers, must be the same on every processor, so they are not
+# contracted.
+set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/attention/history_bytes_kernels.cpp
+  PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 set(kernel_objects "")
 foreach(level IN LISTS levels)

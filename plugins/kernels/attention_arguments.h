@@ -80,10 +80,20 @@ inline int rotated_numbers(const Call& call, int K) {
   return numbers;
 }
 
-// Fills in what BeamAttention and BeamLatentAttention share: sizes, attributes, history, rotation, bias and prefix.
+// Fills in what operators have whose keys are rotated when they are read.
+template <class Arguments>
+void fill_rotation(const Call& call, Arguments& arguments) {
+  check_pair(call, "cosines", "sines");
+  arguments.rotary = rotated_numbers(call, arguments.K);
+  arguments.rotary_positions = call.size("P");
+  arguments.cosines = call.input<float>("cosines");
+  arguments.sines = call.input<float>("sines");
+  arguments.first_positions = call.input<int>("first_positions");
+}
+
+// Fills in what operators with attention over a history share: sizes, attributes, history, bias and prefix.
 template <class Float, class Arguments>
 void fill_history(const Call& call, Arguments& arguments) {
-  check_pair(call, "cosines", "sines");
   check_pair(call, "prefix_output", "prefix_lse");
   arguments.B = call.size("B");
   arguments.M = call.size("M");
@@ -96,8 +106,6 @@ void fill_history(const Call& call, Arguments& arguments) {
   if (arguments.T > arguments.T_max)
     call.fail("ancestry has " + std::to_string(arguments.T) + " positions, expected at most " +
               std::to_string(arguments.T_max) + ", the capacity of the cache");
-  arguments.rotary = rotated_numbers(call, arguments.K);
-  arguments.rotary_positions = call.size("P");
   if (call.has("distance_bias") && call.has("row_bias"))
     call.fail("has distance_bias and row_bias, expected one of them");
   const bool by_row = call.has("row_bias");
@@ -114,9 +122,6 @@ void fill_history(const Call& call, Arguments& arguments) {
     call.fail("attribute window is " + std::to_string(arguments.window) + ", expected 0 or more");
   arguments.ancestry = call.input<int>("ancestry");
   arguments.lengths = call.input<int>("lengths");
-  arguments.cosines = call.input<float>("cosines");
-  arguments.sines = call.input<float>("sines");
-  arguments.first_positions = call.input<int>("first_positions");
   arguments.distance_bias = call.input<float>(by_row ? "row_bias" : "distance_bias");
   arguments.prefix_output = call.input<Float>("prefix_output");
   arguments.prefix_lse = call.input<float>("prefix_lse");

@@ -25,6 +25,7 @@ from tightbeam.plugins.ops.ngram_block import NGRAM_BLOCK
 from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.prompt_attention import PROMPT_ATTENTION
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
+from tightbeam.plugins.ops.quantized_beam_attention import QUANTIZED_BEAM_ATTENTION
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_ATTENTION
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
@@ -68,6 +69,7 @@ OPERATORS: dict[str, Operator] = {
         INT4_MATMUL,
         QUANTIZED_SOURCE_ATTENTION,
         QUANTIZED_LATENT_ATTENTION,
+        QUANTIZED_BEAM_ATTENTION,
         LINEAR,
         TILED_GATHER,
         QUANTIZED_GATHER,

@@ -36,7 +36,7 @@ def given(bundles: BundleCache, activations: Both) -> Given:
 
 def measured(given: Given, variant: str) -> tuple[QuantizedCacheEntry, ...]:
     canonical, activations = given
-    return measure_caches(canonical, same_for_all(PRESETS[variant], canonical.sizes.L, ""), activations)
+    return measure_caches(canonical, same_for_all(PRESETS[variant], canonical.sizes.L, ""), {"source": activations})
 
 
 @pytest.mark.parametrize(("variant", "parts"), [("dedup", ["keys", "values"]), ("el", ["states"])])
@@ -80,7 +80,7 @@ def test_keys_take_the_form_in_which_they_are_exact_enough(given: Given, activat
     wanted = same_for_all(PRESETS["kcache"], canonical.sizes.L, "")
     for cache_precision, exact in ((None, False), ("int8", True)):
         plan, _ = guard(canonical, wanted, activations, "fp32", cache_precision)
-        entries = measure_caches(canonical, plan, seen)
+        entries = measure_caches(canonical, plan, {"source": seen})
         assert [(entry.layer, entry.part) for entry in entries] == [(i, "keys") for i in range(canonical.sizes.L)]
         assert all((entry.int8 or 0) <= ALLOWED_BY_CACHE for entry in entries) == exact
         assert all(bool(layer.source_keys.few) == exact for layer in plan)

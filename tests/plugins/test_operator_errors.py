@@ -19,6 +19,7 @@ Spoil = Callable[[dict[str, Any]], None]
 
 
 SOURCE = {"B": 2, "M": 3, "H": 4, "G": 2, "K": 6, "N": 7, "biased": True}
+OVER_HISTORY = ("BeamAttention", "BeamLatentAttention", "QuantizedBeamAttention")
 OVER_SOURCE = ("SourceAttention", "LatentAttention", "QuantizedSourceAttention", "QuantizedLatentAttention")
 
 
@@ -52,6 +53,18 @@ def full_case(name: str) -> Case:
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": SOURCE | {"V": 5},
         "QuantizedLatentAttention": SOURCE,
+        "QuantizedBeamAttention": {
+            "B": 2,
+            "M": 3,
+            "H": 4,
+            "G": 2,
+            "K": 6,
+            "V": 5,
+            "T": 5,
+            "T_max": 7,
+            "lengths": [5, 3],
+        }
+        | {"bias": True, "prefix": True},
     }
     case: Case = MODULES[name].random_case(1, **sizes[name])
     return case
@@ -132,23 +145,29 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ("BeamTopK", swap("no_repeat_ngram_size", -2), r"BeamTopK: no_repeat_ngram_size is -2"),
     *(
         entry
-        for name in ("BeamAttention", "BeamLatentAttention")
+        for name in OVER_HISTORY
         for entry in (
             (name, put("lengths", 0, 6), rf"{name}: lengths\[0\] is 6, expected 1 to 5"),
             (name, put("lengths", 1, 0), rf"{name}: lengths\[1\] is 0"),
             (name, put("ancestry", (1, 2, 0), 3), rf"{name}: ancestry\[1, 2, 0\] is 3, expected a beam in 0..2"),
             (name, put("ancestry", (0, 0, 1), -1), rf"{name}: ancestry\[0, 0, 1\] is -1"),
             (name, put("ancestry", (0, 1, 4), 0), rf"{name}: ancestry\[0, 1, 4\], the newest position, is 0"),
-            (name, put("first_positions", 1, 1000), rf"{name}: first_positions\[1\] is 1000"),
-            (name, put("first_positions", 0, -1), rf"{name}: first_positions\[0\] is -1"),
             (name, swap("distance_bias", np.zeros((4, 4))), rf"{name}: lengths\[0\] is 5, distance_bias has only 4"),
             (name, row_bias(6, 4, 4), rf"{name}: lengths\[0\] is 5, row_bias has only 4"),
             (name, row_bias(6, 4, 7, beside=True), "has distance_bias and row_bias, expected one of them"),
             (name, row_bias(5, 4, 7), rf"{name}: row_bias is \[5, 4, 7\], expected \[B M, H, Y\]"),
             (name, row_bias(6, 3, 7), rf"{name}: row_bias is \[6, 3, 7\], expected \[B M, H, Y\]"),
             (name, row_bias(6, 4, 0), rf"{name}: row_bias is \[6, 4, 0\], expected \[B M, H, Y\] with Y"),
-            (name, drop("sines"), rf"{name}: has one of cosines and sines"),
             (name, drop("prefix_lse"), rf"{name}: has one of prefix_output and prefix_lse"),
+        )
+    ),
+    *(
+        entry
+        for name in ("BeamAttention", "BeamLatentAttention")
+        for entry in (
+            (name, put("first_positions", 1, 1000), rf"{name}: first_positions\[1\] is 1000"),
+            (name, put("first_positions", 0, -1), rf"{name}: first_positions\[0\] is -1"),
+            (name, drop("sines"), rf"{name}: has one of cosines and sines"),
             (name, swap("cosines", np.zeros((16, 4))), rf"{name}: (cosines|sines) "),
         )
     ),
@@ -249,7 +268,7 @@ def test_an_invalid_value_is_reported(name: str, spoil: Spoil, message: str) -> 
         run(name, case, LIBRARY)
 
 
-@pytest.mark.parametrize("name", [*OVER_SOURCE, "BeamAttention", "BeamLatentAttention"])
+@pytest.mark.parametrize("name", [*OVER_SOURCE, *OVER_HISTORY])
 @pytest.mark.parametrize("softcap", [-1.0, np.inf, np.nan])
 def test_a_softcap_is_a_finite_number(name: str, softcap: float) -> None:
     case = full_case(name)
@@ -264,8 +283,8 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     dimension."""
     free = {("NGramBlock", "scores", 1), ("NGramBlock", "history", 1), ("SourceAttention", "value", 3)}
     free |= {("BeamTopK", "logits", 1), ("BeamTopK", "banned", 1), ("BeamTopK", "history", 1)}
-    free |= {(op, "ancestry", 2) for op in ("BeamAttention", "BeamLatentAttention")}
-    free |= {(op, "distance_bias", 1) for op in ("BeamAttention", "BeamLatentAttention")}
+    free |= {(op, "ancestry", 2) for op in OVER_HISTORY}
+    free |= {(op, "distance_bias", 1) for op in OVER_HISTORY}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
     free |= {("ScreenedLinear", "banned", 1), ("ScreenedLinear", "history", 1)}
     free |= {("NormalizeRows", "rows", 0)}
@@ -334,7 +353,7 @@ def test_query_heads_are_a_multiple_of_key_heads(name: str) -> None:
         run(name, case, LIBRARY)
 
 
-@pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
+@pytest.mark.parametrize("name", OVER_HISTORY)
 def test_a_rejected_step_leaves_the_cache_unchanged(name: str) -> None:
     import onnxruntime as ort
 
@@ -380,6 +399,20 @@ def test_nan_and_infinity_stay_in_their_own_outputs(name: str, spoiled: str) -> 
     bad = slice(1, 2) if spoiled == "query" else slice(0, 3)
     assert np.isnan(found[bad]).all()
     assert np.isfinite(np.delete(found, bad, axis=0)).all()
+
+
+@pytest.mark.parametrize("spoiled", ["query", "key", "value"])
+def test_nan_and_infinity_stay_in_their_own_row_over_a_history(spoiled: str) -> None:
+    """A new row that is NaN or infinite is cached with the scale NaN, and only its own beam's output is NaN."""
+    case = full_case("QuantizedBeamAttention")
+    case.inputs["projected"][1, {"query": slice(0, 24), "key": slice(24, 36), "value": slice(36, 46)}[spoiled]] = np.inf
+    found = run("QuantizedBeamAttention", case, LIBRARY)
+    assert np.isnan(found["output"][1]).all()
+    assert np.isfinite(np.delete(found["output"], 1, axis=0)).all()
+    for part in ("key", "value"):
+        scales = found[f"{part}_scale_cache_out"]
+        assert np.isnan(scales[1, :, 4]).all() == (part == spoiled)
+        assert np.isnan(scales).sum() == 2 * (part == spoiled)
 
 
 def test_nan_propagates_through_attention_to_beam_top_k() -> None:

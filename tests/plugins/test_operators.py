@@ -226,6 +226,43 @@ def test_beam_attention(library: Path | None, **sizes: Any) -> None:
 
 @pytest.mark.parametrize("library", WAYS)
 @settings(max_examples=30, deadline=None)
+@given(**{**OPTIONS, "V": st.integers(1, 20), "rotated": st.just(0.0), "shifted": st.just(False)})
+def test_quantized_beam_attention(library: Path | None, **sizes: Any) -> None:
+    case = history_case("QuantizedBeamAttention", **sizes)
+    check("QuantizedBeamAttention", case, run("QuantizedBeamAttention", case, library), LUCK)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU library was not built: no C++ compiler at install")
+def test_a_row_over_a_history_of_bytes_gives_the_same_bits_in_any_company() -> None:
+    """A sample is alone or beside others, and a row is one of five beams or has its history to itself."""
+    beam_attention, name = MODULES["BeamAttention"], "QuantizedBeamAttention"
+    sizes = {"B": 3, "M": 5, "H": 6, "G": 2, "K": 40, "V": 70, "T": 90, "T_max": 95, "lengths": [90, 71, 3]}
+    case = MODULES[name].random_case(1, **sizes, window=80, bias=True, prefix=True)
+    whole = run(name, case, LIBRARY)["output"]
+    of_sample = {"ancestry": 1, "lengths": 1, "distance_bias": 0}
+
+    def rows(first: int, last: int) -> dict[str, Any]:
+        per = {key: of_sample.get(key, 5) for key in case.inputs}
+        return {key: array[per[key] * first : per[key] * last or None] for key, array in case.inputs.items()}
+
+    for sample in range(3):
+        inputs = rows(sample, sample + 1) | {"distance_bias": case.inputs["distance_bias"]}
+        found = run(name, Case("alone", inputs, case.attributes), LIBRARY)["output"]
+        np.testing.assert_array_equal(found, whole[5 * sample : 5 * sample + 5])
+        length = int(inputs["lengths"][0])
+        for beam in range(5):
+            own = {key: array[beam : beam + 1] for key, array in inputs.items() if key not in of_sample}
+            for key in own:
+                if key.endswith("cache"):
+                    own[key] = beam_attention.own_history(inputs[key], inputs["ancestry"])[beam : beam + 1]
+            one = {"ancestry": np.zeros((1, 1, 90), np.int32), "lengths": np.array([length], np.int32)}
+            own = {key: own.get(key, one.get(key, array)) for key, array in inputs.items()}
+            found = run(name, Case("one beam", own, case.attributes), LIBRARY)["output"]
+            np.testing.assert_array_equal(found[0], whole[5 * sample + beam])
+
+
+@pytest.mark.parametrize("library", WAYS)
+@settings(max_examples=30, deadline=None)
 @given(**OPTIONS)  # type: ignore[arg-type]
 def test_beam_latent_attention(library: Path | None, **sizes: Any) -> None:
     case = history_case("BeamLatentAttention", **sizes)
@@ -240,6 +277,7 @@ def test_beam_latent_attention(library: Path | None, **sizes: Any) -> None:
         ("LatentAttention", {"B": 2, "M": 2, "H": 4, "G": 1, "K": 48, "N": 4000}),
         ("BeamAttention", {"B": 2, "M": 3, "H": 4, "G": 2, "K": 16, "V": 16, "T": 2000, "T_max": 2100}),
         ("BeamLatentAttention", {"B": 2, "M": 3, "H": 4, "G": 4, "K": 8, "T": 2000, "T_max": 2001, "window": 1500}),
+        ("QuantizedBeamAttention", {"B": 2, "M": 3, "H": 4, "G": 2, "K": 16, "V": 16, "T": 2000, "T_max": 2100}),
     ],
 )
 def test_long_sources_and_outputs(library: Path | None, name: str, sizes: dict[str, int]) -> None:
@@ -305,9 +343,9 @@ def test_a_query_of_nan_gives_nan(name: str, library: Path | None) -> None:
 
 
 @pytest.mark.parametrize("library", WAYS)
-@pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention"])
+@pytest.mark.parametrize("name", ["BeamAttention", "BeamLatentAttention", "QuantizedBeamAttention"])
 def test_a_step_writes_one_position_of_a_bound_cache(name: str, library: Path | None) -> None:
-    sizes = {"V": 3} if name == "BeamAttention" else {}
+    sizes = {} if name == "BeamLatentAttention" else {"V": 3}
     case = MODULES[name].random_case(0, B=2, M=2, H=2, G=2, K=3, T=3, T_max=6, lengths=[3, 2], **sizes)
     expected = MODULES[name].exact(case, np.float32)
     import onnxruntime as ort
@@ -464,7 +502,7 @@ from support.operators.runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
 for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "HeadMatMul",
-             "SplitRowsHeadMatMul", "QuantizedGather", "Int4MatMul", "Int4Gather"):
+             "SplitRowsHeadMatMul", "QuantizedGather", "Int4MatMul", "Int4Gather", "QuantizedBeamAttention"):
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())

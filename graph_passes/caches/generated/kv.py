@@ -46,5 +46,6 @@ GENERATED_KV = GeneratedKind(
     self_pass=self_beam_cache,
     prefixes=(VALUES, KEYS, INPUTS),
     numbers=lambda sizes: sizes.key_value_numbers,
+    scales=lambda sizes: 2 * sizes.G,
     attention=lambda sizes, r: AttentionCost(sizes.key_value_numbers, sizes.K + sizes.V, operator="BeamAttention"),
 )

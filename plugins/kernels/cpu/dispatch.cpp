@@ -1,6 +1,7 @@
 // The tables of inner loops for this machine's instruction set. Each table is defined once for each set, in the file
 // *_kernels.cpp beside its header.
 #include "kernels/cpu/attention/encoder_attention.h"
+#include "kernels/cpu/attention/history_bytes.h"
 #include "kernels/cpu/byte_rows.h"
 #include "kernels/cpu/instruction_sets.h"
 #include "kernels/cpu/linear.h"
@@ -24,6 +25,7 @@ namespace tightbeam {
 #endif
 TIGHTBEAM_DISPATCH(ByteRows, BYTE_ROWS, byte_rows)
 TIGHTBEAM_DISPATCH(EncoderAttentionKernels, ENCODER_ATTENTION, encoder_attention_kernels)
+TIGHTBEAM_DISPATCH(HistoryBytes, HISTORY_BYTES, history_bytes)
 TIGHTBEAM_DISPATCH(LinearKernels, LINEAR, linear_kernels)
 TIGHTBEAM_DISPATCH(Math, MATH, math)
 

@@ -8,42 +8,6 @@
 namespace tightbeam {
 namespace {
 
-// Lane i of the result is the sum of the lanes of v[i]: LANES sums by LANES - 1 additions with two shuffles each.
-inline Vector sums_of(Vector* v) {
-#if TIGHTBEAM_LANES == 16
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 8; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 4; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  return __builtin_shufflevector(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-         __builtin_shufflevector(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-#elif TIGHTBEAM_LANES == 8
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 4; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) +
-           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-  return __builtin_shufflevector(v[0], v[1], 0, 8, 2, 10, 4, 12, 6, 14) +
-         __builtin_shufflevector(v[0], v[1], 1, 9, 3, 11, 5, 13, 7, 15);
-#else
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 4, 5) + __builtin_shufflevector(v[i], v[i + 2], 2, 3, 6, 7);
-  return __builtin_shufflevector(v[0], v[1], 0, 4, 2, 6) + __builtin_shufflevector(v[0], v[1], 1, 5, 3, 7);
-#endif
-}
-
 constexpr Upcoming FETCHED{nullptr, 0, 0};
 
 inline void fetch(Upcoming next, int row) {

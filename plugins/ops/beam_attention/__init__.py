@@ -22,8 +22,7 @@ from tightbeam.plugins.ops._history import HISTORY, MERGE, gather, rotations, sc
 from tightbeam.plugins.ops._softmax import SOFTCAP
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
-__all__ = ["ATTRIBUTES", "BEAM_ATTENTION", "history_inputs"]
-
+__all__ = ["ATTRIBUTES", "BEAM_ATTENTION", "OUTPUT", "SPLIT", "WEIGHTED_VALUES", "history_inputs"]
 
 SPLIT = """
     width = Shape <start = 1, end = 2> (projected)
@@ -42,6 +41,9 @@ SPLIT = """
     key_shape = Concat <axis = 0> (minus_one, G, axis1, K)
     value_shape = Concat <axis = 0> (minus_one, G, axis1, V)
     query = Reshape (flat_query, query_shape)
+"""
+
+WRITE = """
     key = Reshape (flat_key, key_shape)
     value = Reshape (flat_value, value_shape)
     key_cache_out = TensorScatter <axis = -2> (key_cache, key, newest)
@@ -65,7 +67,7 @@ OUTPUT = """
 
 
 def _body(present: frozenset[str]) -> str:
-    text = HISTORY + SPLIT + gather("key", "key_cache_out") + gather("value", "value_cache_out")
+    text = HISTORY + SPLIT + WRITE + gather("key", "key_cache_out") + gather("value", "value_cache_out")
     text += rotations(present, "query", "key_own")
     if not present & {"distance_bias", "prefix_output", "row_bias", "softcap"}:
         return text + ONNX_ATTENTION + OUTPUT

@@ -45,6 +45,7 @@ template <class Float>
 BeamAttentionArguments<Float> beam_attention_arguments(const Call& call) {
   BeamAttentionArguments<Float> arguments{};
   fill_history<Float>(call, arguments);
+  fill_rotation(call, arguments);
   arguments.V = call.size("V");
   arguments.projected = call.input<Float>("projected");
   arguments.key_cache = call.output<Float>("key_cache_out");

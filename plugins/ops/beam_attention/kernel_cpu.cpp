@@ -6,7 +6,7 @@ namespace tightbeam {
 void beam_attention(const BeamAttentionArguments<float>& a, const Parallel& parallel) {
   const size_t queries = static_cast<size_t>(a.H) * a.K, keys = static_cast<size_t>(a.G) * a.K;
   const size_t width = queries + keys + static_cast<size_t>(a.G) * a.V;
-  History history = history_of("BeamAttention", a);
+  History history = rotated_history_of("BeamAttention", a);
   history.query = a.projected;
   history.query_stride = width;
   history.keys = {a.key_cache, a.projected + queries, width, a.K};

@@ -49,6 +49,7 @@ template <class Float>
 BeamLatentAttentionArguments<Float> beam_latent_attention_arguments(const Call& call) {
   BeamLatentAttentionArguments<Float> arguments{};
   fill_history<Float>(call, arguments);
+  fill_rotation(call, arguments);
   arguments.query = call.input<Float>("query");
   arguments.row = call.input<Float>("row");
   arguments.cache = call.output<Float>("cache_out");

@@ -4,7 +4,7 @@
 namespace tightbeam {
 
 void beam_latent_attention(const BeamLatentAttentionArguments<float>& a, const Parallel& parallel) {
-  History history = history_of("BeamLatentAttention", a);
+  History history = rotated_history_of("BeamLatentAttention", a);
   history.query = a.query;
   history.query_stride = static_cast<size_t>(a.H) * a.K;
   history.keys = {a.cache, a.row, static_cast<size_t>(a.G) * a.K, a.K};

@@ -81,7 +81,7 @@ def test_an_export_measures_its_error(checkpoints: CheckpointCache, tmp_path: Pa
     assert all(0 < (entry.int8 or 0) < entry.allowed for entry in manifest.quantized_caches)
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(details(bundle, Workload()))
-    assert "Relative errors of attention over a source cache in int8" in console.export_text()
+    assert "Relative errors of attention over a cache in int8" in console.export_text()
     assert "int8 cache" in dict(report_of(bundle, workload_of(manifest)))
     path = bundle.path / "bundle.json"
     data = json.loads(path.read_text("utf-8"))

@@ -69,27 +69,22 @@ class BundleCache:
         *,
         precision: str = "fp32",
         cache_precision: str | None = None,
+        generated_cache_precision: str | None = None,
         **arguments: Any,
     ) -> Path:
-        key = json.dumps([variant, family, precision, cache_precision, arguments], sort_keys=True)
+        caches = {"cache_precision": cache_precision, "generated_cache_precision": generated_cache_precision}
+        key = json.dumps([variant, family, precision, caches, arguments], sort_keys=True)
         if key not in self.made:
             checkpoint, canonical = self.trace(family, **arguments)
             plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
             graphs, results = rewrite(canonical, plan)
-            graphs, lowered = to_precision(graphs, precision, cache_precision=cache_precision)
+            graphs, lowered = to_precision(graphs, precision, **caches)
             results += lowered
             target = self.root / f"{family}-{variant}-{precision}-{len(self.made)}"
 
             def fill(folder: Path) -> Manifest:
                 return write_files(
-                    folder,
-                    checkpoint,
-                    graphs,
-                    results,
-                    plan,
-                    variant=variant,
-                    precision=precision,
-                    cache_precision=cache_precision,
+                    folder, checkpoint, graphs, results, plan, variant=variant, precision=precision, **caches
                 )
 
             write_bundle(target, fill)

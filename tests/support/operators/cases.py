@@ -34,6 +34,7 @@ MODULES: dict[str, ModuleType] = {
         ("Int4MatMul", "int4_matmul"),
         ("QuantizedSourceAttention", "quantized_source_attention"),
         ("QuantizedLatentAttention", "quantized_latent_attention"),
+        ("QuantizedBeamAttention", "quantized_beam_attention"),
         ("Linear", "linear"),
         ("TiledGather", "tiled_gather"),
         ("QuantizedGather", "quantized_gather"),

@@ -17,7 +17,7 @@ from tightbeam.plugins.ops._case import Array, Case
 
 OUTPUT_TYPES = {
     **{"beams": np.int64, "tokens": np.int64, "quantized": np.int8},
-    **dict.fromkeys(("embeddings", "lse", "scores", "scale", "scale_cache_out"), np.float32),
+    **dict.fromkeys(("embeddings", "lse", "scores", "scale"), np.float32),
 }
 OUTPUTS_OF_RANK_3 = {
     (name, "output") for name in ("LatentAttention", "QuantizedLatentAttention", "EncoderAttention", "PromptAttention")
@@ -43,8 +43,9 @@ def model_of(
     kinds = {array.dtype for tensor, array in inputs.items() if tensor not in operator.float32}
     first_float = next((dtype for dtype in kinds if dtype.kind in "fV"), np.dtype(np.float32))
     given = []
+    updated = {entry.name: entry.updates for entry in operator.outputs if entry.updates is not None}
     for tensor in outputs:
-        dtype = OUTPUT_TYPES.get(tensor, first_float)
+        dtype = inputs[updated[tensor]].dtype if tensor in updated else OUTPUT_TYPES.get(tensor, first_float)
         rank = 4 if tensor.endswith("cache_out") else 3 if (name, tensor) in OUTPUTS_OF_RANK_3 else 2
         given.append(info(tensor, dtype, rank))
     graph = onnx.helper.make_graph([node], name, taken, given)

@@ -12,12 +12,12 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cpu/aligned.h"
 #include "kernels/cpu/attention/counted_positions.h"
 #include "kernels/cpu/attention/shared_queries.h"
 #include "kernels/cpu/byte_rows.h"
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/quantized.h"
+#include "kernels/cpu/scratch.h"
 
 namespace tightbeam {
 namespace {
@@ -26,38 +26,6 @@ constexpr size_t ITEMS = 16;        // keep all threads busy; in an item, each h
 constexpr long STRETCH = 128;       // groups of two tiles of keys that fit the first cache
 constexpr long VALUE_STRETCH = 32;  // groups of four tiles of values that fit it, with the next ones
 constexpr int ENOUGH_ITEMS = 4, FEWEST_QUERIES = 16;
-
-constexpr long up(long count, long step) { return (count + step - 1) / step * step; }
-
-// A thread's memory. It grows to the size that the thread's largest item needs.
-class Scratch {
- public:
-  // Makes room for `bytes` bytes, all of which are free again.
-  void reserve(size_t bytes) {
-    used_ = 0;
-    if (bytes <= size_) return;
-    memory_.reset();
-    size_ = 0;  // in case the allocation fails
-    memory_ = aligned<unsigned char>(bytes);
-    size_ = bytes;
-  }
-
-  template <class T>
-  T* take(size_t count) {
-    T* taken = reinterpret_cast<T*>(memory_.get() + used_);
-    used_ += bytes_of<T>(count);
-    return taken;
-  }
-
-  template <class T>
-  static size_t bytes_of(size_t count) {
-    return static_cast<size_t>(up(static_cast<long>(count * sizeof(T)), LINE));
-  }
-
- private:
-  Aligned<unsigned char> memory_;
-  size_t size_ = 0, used_ = 0;
-};
 
 // Rows of floats, split into high and low rows of integers, and packed for the products in parts of a few rows.
 class SplitRows {

@@ -14,37 +14,6 @@ namespace {
 
 constexpr int TILE = Attention::TILE;
 
-void check(const History& h) {
-  check_lengths(h.op, h.lengths, h.B, h.T, "the positions of ancestry");
-  for (int b = 0; b < h.B; ++b) {
-    const int newest = h.lengths[b] - 1;
-    const std::string at = "[" + std::to_string(b) + "]";
-    for (int m = 0; m < h.M; ++m) {
-      const int* slots = h.ancestry + (static_cast<size_t>(b) * h.M + m) * h.T;
-      for (int t = 0; t < newest; ++t)
-        if (slots[t] < 0 || slots[t] >= h.M)
-          fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(t) + "] is " +
-                         std::to_string(slots[t]) + ", expected a beam in 0.." + std::to_string(h.M - 1));
-      if (slots[newest] != m)
-        fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(newest) +
-                       "], the newest position, is " + std::to_string(slots[newest]) + ", expected the beam's own " +
-                       std::to_string(m));
-    }
-    if (h.cosines != nullptr) {
-      const int first = h.first_positions == nullptr ? 0 : h.first_positions[b];
-      if (first < 0 || first > h.rotary_positions - h.lengths[b])
-        fail(h.op, "first_positions" + at + " is " + std::to_string(first) + " and lengths" + at + " " +
-                       std::to_string(h.lengths[b]) + ", expected a sum of at most " +
-                       std::to_string(h.rotary_positions) + ", the rows of cosines");
-    }
-    const int farthest = h.window == 0 ? newest : std::min(newest, h.window - 1);
-    if (h.distance_bias != nullptr && farthest >= h.bias_distances)
-      fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", " +
-                     (h.bias_row_stride == 0 ? "distance_bias" : "row_bias") + " has only " +
-                     std::to_string(h.bias_distances) + " distances, expected " + std::to_string(farthest + 1));
-  }
-}
-
 // The attention of the queries of sample b that share key head g: all M beams, in order.
 class Item {
  public:
@@ -61,8 +30,7 @@ class Item {
         rotated_(rotation_ ? static_cast<size_t>(TILE) * h.keys.width : 0) {}
 
   void run() {
-    const int oldest = h_.window == 0 ? 0 : std::max(0, newest_ + 1 - h_.window);
-    const int diverging = end_of_shared(oldest);
+    const int oldest = h_.oldest(b_), diverging = h_.end_of_shared(b_, oldest);
     fetch_first_head(oldest, diverging);
     write(h_.keys);
     if (h_.values.cache != nullptr) write(h_.values);
@@ -76,24 +44,15 @@ class Item {
   }
 
  private:
-  size_t row(int m) const { return b_ * h_.M + m; }
+  size_t row(int m) const { return h_.row(b_, m); }
   size_t place(int q) const { return row(q / heads_) * h_.H + g_ * heads_ + q % heads_; }
-  const int* slots(int m) const { return h_.ancestry + row(m) * h_.T; }
+  const int* slots(int m) const { return h_.slots(b_, m); }
 
   float* cached(const HistoryRows& rows, int slot, size_t head, int t) const {
     return rows.cache + ((row(slot) * h_.G + head) * h_.T_max + t) * rows.width;
   }
 
   float* cached_scale(int slot, int t) const { return h_.scale_cache + (row(slot) * h_.G + g_) * h_.T_max + t; }
-
-  // The first position where the beams' histories differ. The beams read the positions before it together. Soon these
-  // are all but the last few, since the surviving beams have a common ancestor.
-  int end_of_shared(int t) const {
-    for (; t < newest_; ++t)
-      for (int m = 1; m < h_.M; ++m)
-        if (slots(m)[t] != slots(0)[t]) return t;
-    return t;
-  }
 
   static void fetch(const float* row, int width) {
     for (int k = 0; k < width; k += 64 / sizeof(float)) __builtin_prefetch(row + k, 0, 2);
@@ -198,8 +157,39 @@ class Item {
 
 }  // namespace
 
+void check_history(const HistoryBase& h) {
+  check_lengths(h.op, h.lengths, h.B, h.T, "the positions of ancestry");
+  for (int b = 0; b < h.B; ++b) {
+    const int newest = h.lengths[b] - 1;
+    const std::string at = "[" + std::to_string(b) + "]";
+    for (int m = 0; m < h.M; ++m) {
+      const int* slots = h.ancestry + (static_cast<size_t>(b) * h.M + m) * h.T;
+      for (int t = 0; t < newest; ++t)
+        if (slots[t] < 0 || slots[t] >= h.M)
+          fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(t) + "] is " +
+                         std::to_string(slots[t]) + ", expected a beam in 0.." + std::to_string(h.M - 1));
+      if (slots[newest] != m)
+        fail(h.op, "ancestry[" + std::to_string(b) + ", " + std::to_string(m) + ", " + std::to_string(newest) +
+                       "], the newest position, is " + std::to_string(slots[newest]) + ", expected the beam's own " +
+                       std::to_string(m));
+    }
+    if (h.cosines != nullptr) {
+      const int first = h.first_positions == nullptr ? 0 : h.first_positions[b];
+      if (first < 0 || first > h.rotary_positions - h.lengths[b])
+        fail(h.op, "first_positions" + at + " is " + std::to_string(first) + " and lengths" + at + " " +
+                       std::to_string(h.lengths[b]) + ", expected a sum of at most " +
+                       std::to_string(h.rotary_positions) + ", the rows of cosines");
+    }
+    const int farthest = h.window == 0 ? newest : std::min(newest, h.window - 1);
+    if (h.distance_bias != nullptr && farthest >= h.bias_distances)
+      fail(h.op, "lengths" + at + " is " + std::to_string(h.lengths[b]) + ", " +
+                     (h.bias_row_stride == 0 ? "distance_bias" : "row_bias") + " has only " +
+                     std::to_string(h.bias_distances) + " distances, expected " + std::to_string(farthest + 1));
+  }
+}
+
 void attend_history(const History& history, const Parallel& parallel) {
-  check(history);
+  check_history(history);
   parallel.for_each(static_cast<size_t>(history.B) * history.G,
                     [&](size_t item) { Item(history, item / history.G, item % history.G).run(); });
 }
