@@ -1,6 +1,5 @@
 // Ends this process with another one, by a thread that needs no interpreter.
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -42,7 +41,8 @@ extern "C" __attribute__((visibility("default"))) int tightbeam_end_with(int pro
   if (descriptor < 0 && errno != ESRCH) return errno;
   sigset_t all, before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // handlers run in the threads that they ran in
+  // Handlers run in the threads that they ran in. On Linux this is pthread_sigmask, which would need glibc 2.32.
+  sigprocmask(SIG_SETMASK, &all, &before);
   int fault = 0;
   try {
     std::thread(tightbeam::end_with, descriptor, std::chrono::duration<double>(seconds), std::string(file),
@@ -52,6 +52,6 @@ extern "C" __attribute__((visibility("default"))) int tightbeam_end_with(int pro
     if (descriptor >= 0) close(descriptor);
     fault = EAGAIN;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
   return fault;
 }

@@ -73,19 +73,34 @@ def test_library_is_built_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
         "RegisterCustomOps",
         "tightbeam_draw",
         "tightbeam_end_with",
+        "tightbeam_instruction_set",
     ]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_library_loads_where_onnx_runtime_s_wheels_do() -> None:
+    library = cpu_library()
+    assert library is not None
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", library], capture_output=True, text=True, check=True
+    )
+    needed = {tuple(map(int, version.split("."))) for version in re.findall(r"@GLIBC_([\d.]+)", listed.stdout)}
+    assert (2, 17) <= max(needed) <= (2, 28), f"glibc {max(needed)}: the wheel would not install on older systems"
 
 
 # ---- instruction sets ----
 
+LEVELS = {"x86_64": ("v3", "v4", "v3_vnni", "v4_vnni"), "aarch64": ("dotprod", "i8mm")}
+"""Processor -> the instruction sets beside the baseline for which kernels are compiled."""
+
 
 @pytest.mark.slow
 @needs_cmake
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set elsewhere")
+@pytest.mark.skipif(platform.machine() not in LEVELS, reason="one instruction set elsewhere")
 def test_kernels_share_no_code_between_instruction_sets(tmp_path: Path) -> None:
     """The linker could keep a weak symbol of an AVX-512 object as the copy for every processor."""
     configure(tmp_path)
-    for level in ("v3", "v4", "v3_vnni", "v4_vnni"):
+    for level in LEVELS[platform.machine()]:
         target = f"tightbeam_kernels_{level}"
         subprocess.run(["cmake", "--build", tmp_path, "--target", target], check=True)
         objects = list((tmp_path / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
