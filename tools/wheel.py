@@ -1,6 +1,7 @@
 """Build the wheel with the native CPU library, for machines without a compiler.
 
     python -m tools.wheel dist
+    python -m tools.wheel dist --arm64
 
 auditwheel reads which versions of glibc and libstdc++ the libraries need, and tags the wheel for the systems that have
 them. The older the system that builds it, the more systems it installs on.
@@ -23,6 +24,7 @@ from tightbeam.deploy.console import command_line, say
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "tightbeam/plugins/lib/libtightbeam_cpu.so"
+TOOLCHAIN = ROOT / "plugins" / "cmake" / "aarch64-linux-gnu.cmake"
 PROVIDED = "libtensorrt_rtx.so.1"
 """A library that the wheel's libraries name and TensorRT-RTX's own wheels hold."""
 
@@ -30,7 +32,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
-def build(folder: Annotated[Path, typer.Argument(help="Folder for the wheel; made if it does not exist.")]) -> None:
+def build(
+    folder: Annotated[Path, typer.Argument(help="Folder for the wheel; made if it does not exist.")],
+    arm64: Annotated[
+        bool, typer.Option("--arm64", help="For Linux on arm64, with the compiler of Debian's g++-aarch64-linux-gnu.")
+    ] = False,
+) -> None:
     """Build the wheel with the native CPU library into FOLDER, and print its path."""
     with tempfile.TemporaryDirectory() as temporary:
         # In a build folder of its own, which remembers nothing of an earlier install.
@@ -38,7 +45,11 @@ def build(folder: Annotated[Path, typer.Argument(help="Folder for the wheel; mad
             f"--config-settings=build-dir={temporary}/build",
             "--config-settings=cmake.define.TIGHTBEAM_CUDA=OFF",
         ]
+        if arm64:
+            settings.append(f"--config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE={TOOLCHAIN}")
+            os.environ["_PYTHON_HOST_PLATFORM"] = "linux-aarch64"  # Python's own name of the platform to build for
         _run("pip", "wheel", "--no-deps", f"--wheel-dir={temporary}", *settings, ROOT)
+        os.environ.pop("_PYTHON_HOST_PLATFORM", None)
         (wheel,) = Path(temporary).glob("*.whl")
         if LIBRARY not in zipfile.ZipFile(wheel).namelist():
             say(

@@ -1,6 +1,8 @@
-# A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline"), and on x86-64
-# for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for both with VNNI. Each file
-# gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats in a register.
+# A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline", which is NEON
+# on arm64), and on x86-64 for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for
+# each set with dot products of bytes: on x86-64 for both with VNNI, on arm64 for "dotprod" and for "i8mm", which has
+# products of matrices too. Each file gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats
+# in a register.
 # kernels/cpu/instruction_sets.h finds the machine's best set when a kernel first runs.
 #
 # If such a file uses an inline function or a template of a common header, and the compiler does not inline it, it
@@ -8,11 +10,15 @@
 # processors. So in these files only names that end with the set have external linkage. tests/plugins/test_build.py
 # checks that their objects have no weak symbol.
 set(levels baseline)
+set(levels_of_bytes v3_vnni v4_vnni dotprod i8mm)  # of quantized_kernels.cpp alone
 set(baseline_options "")
 set(baseline_lanes 4)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
   list(APPEND levels v3 v4 v3_vnni v4_vnni)
   add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_X86_64>)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  list(APPEND levels dotprod i8mm)
+  add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_AARCH64>)
 endif()
 set(v3_options -mavx2 -mfma)
 set(v3_lanes 8)
@@ -22,9 +28,16 @@ set(v3_vnni_options ${v3_options} -mavxvnni)
 set(v3_vnni_lanes 8)
 set(v4_vnni_options ${v4_options} -mavx512vnni)
 set(v4_vnni_lanes 16)
+set(dotprod_options -march=armv8.2-a+dotprod)
+set(dotprod_lanes 4)
+set(i8mm_options -march=armv8.2-a+dotprod+i8mm)
+set(i8mm_lanes 4)
 
 # Vectors need contraction to FMA, and neither errno nor floating-point traps. Sums keep their order.
 set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND kernel_options -fno-schedule-insns)  # it puts the sums of the widest products into memory
+endif()
 # Quantised products, and attention over a history of integers, must be the same on every processor, so they are not
 # contracted.
 set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/attention/history_bytes_kernels.cpp
@@ -33,7 +46,7 @@ set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/attent
 set(kernel_objects "")
 foreach(level IN LISTS levels)
   set(level_kernels ${kernels})
-  if(level MATCHES "_vnni$")
+  if(level IN_LIST levels_of_bytes)
     list(FILTER level_kernels INCLUDE REGEX "/quantized_kernels\\.cpp$")
   endif()
   add_library(tightbeam_kernels_${level} OBJECT ${level_kernels})

@@ -32,19 +32,23 @@ TIGHTBEAM_DISPATCH(Math, MATH, math)
 extern const Quantized QUANTIZED_baseline;
 #ifdef TIGHTBEAM_X86_64
 extern const Quantized QUANTIZED_v3, QUANTIZED_v3_vnni, QUANTIZED_v4, QUANTIZED_v4_vnni;
+#elif defined(TIGHTBEAM_AARCH64)
+extern const Quantized QUANTIZED_dotprod, QUANTIZED_i8mm;
 #endif
 
 const Quantized& quantized() {
-#ifdef TIGHTBEAM_X86_64
   switch (best_instruction_set()) {
+#ifdef TIGHTBEAM_X86_64
     case InstructionSet::v4_vnni: return QUANTIZED_v4_vnni;
     case InstructionSet::v4: return QUANTIZED_v4;
     case InstructionSet::v3_vnni: return QUANTIZED_v3_vnni;
     case InstructionSet::v3: return QUANTIZED_v3;
-    case InstructionSet::baseline: break;
-  }
+#elif defined(TIGHTBEAM_AARCH64)
+    case InstructionSet::i8mm: return QUANTIZED_i8mm;
+    case InstructionSet::dotprod: return QUANTIZED_dotprod;
 #endif
-  return QUANTIZED_baseline;
+    default: return QUANTIZED_baseline;
+  }
 }
 
 }  // namespace tightbeam

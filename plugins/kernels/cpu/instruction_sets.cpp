@@ -2,62 +2,89 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #ifdef TIGHTBEAM_X86_64
 #include <cpuid.h>
+#elif defined(TIGHTBEAM_AARCH64)
+#include <sys/auxv.h>
 #endif
 
 namespace tightbeam {
 namespace {
 
+// The best set comes first, and the baseline last.
+struct Named {
+  const char* name;
+  InstructionSet set;
+};
+
 #ifdef TIGHTBEAM_X86_64
+constexpr Named SETS[] = {{"v4_vnni", InstructionSet::v4_vnni},
+                          {"v4", InstructionSet::v4},
+                          {"v3_vnni", InstructionSet::v3_vnni},
+                          {"v3", InstructionSet::v3},
+                          {"baseline", InstructionSet::baseline}};
+
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
 }
 
 bool has(InstructionSet set) {
+  __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   switch (set) {
-    case InstructionSet::baseline: return true;
     case InstructionSet::v3: return v3;
     case InstructionSet::v3_vnni: return v3 && has_avx_vnni();
     case InstructionSet::v4: return v4;
     case InstructionSet::v4_vnni: return v4 && __builtin_cpu_supports("avx512vnni");
+    default: return false;
   }
-  return false;
 }
+#elif defined(TIGHTBEAM_AARCH64)
+constexpr Named SETS[] = {
+    {"i8mm", InstructionSet::i8mm}, {"dotprod", InstructionSet::dotprod}, {"baseline", InstructionSet::baseline}};
+
+bool has(InstructionSet set) {
+  constexpr unsigned long ASIMDDP = 1 << 20, I8MM = 1 << 13;  // Linux's bits of AT_HWCAP and of AT_HWCAP2
+  const bool dotprod = (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+  switch (set) {
+    case InstructionSet::dotprod: return dotprod;
+    case InstructionSet::i8mm: return dotprod && (getauxval(AT_HWCAP2) & I8MM) != 0;
+    default: return false;
+  }
+}
+#else
+constexpr Named SETS[] = {{"baseline", InstructionSet::baseline}};
+
+bool has(InstructionSet) { return false; }
 #endif
 
-InstructionSet find_best() {
-#ifdef TIGHTBEAM_X86_64
-  constexpr struct {
-    const char* name;
-    InstructionSet set;
-  } SETS[] = {{"v4_vnni", InstructionSet::v4_vnni},
-              {"v4", InstructionSet::v4},
-              {"v3_vnni", InstructionSet::v3_vnni},
-              {"v3", InstructionSet::v3},
-              {"baseline", InstructionSet::baseline}};
-  __builtin_cpu_init();
+const Named& find_best() {
   const char* most = std::getenv("TIGHTBEAM_ISA");
   bool known = false;
   for (const auto& entry : SETS) known = known || (most != nullptr && std::strcmp(most, entry.name) == 0);
   bool allowed = !known;
   for (const auto& entry : SETS) {
     allowed = allowed || std::strcmp(most, entry.name) == 0;
-    if (allowed && has(entry.set)) return entry.set;
+    if (allowed && (entry.set == InstructionSet::baseline || has(entry.set))) return entry;
   }
-#endif
-  return InstructionSet::baseline;
+  return *(std::end(SETS) - 1);
+}
+
+const Named& best() {
+  static const Named& found = find_best();
+  return found;
 }
 
 }  // namespace
 
-InstructionSet best_instruction_set() {
-  static const InstructionSet best = find_best();
-  return best;
-}
+InstructionSet best_instruction_set() { return best().set; }
 
 }  // namespace tightbeam
+
+extern "C" __attribute__((visibility("default"))) const char* tightbeam_instruction_set() {
+  return tightbeam::best().name;
+}

@@ -6,9 +6,9 @@
 namespace tightbeam {
 namespace {
 
-constexpr int VECTORS = TILE_COLUMNS / LANES;  // registers of a row's sums for a tile
-constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 2;
-constexpr int MOST_SUMS = LANES == 16 ? 24 : LANES == 8 ? 12 : 8;  // registers of sums
+constexpr int VECTORS = TILE_COLUMNS / LANES;                          // registers of a row's sums for a tile
+constexpr int MOST_SUMS = REGISTERS == 32 ? 24 : LANES == 8 ? 12 : 8;  // registers of sums
+constexpr int MOST_ROWS = LANES == 16 ? 12 : MOST_SUMS / VECTORS;
 constexpr int MOST_TILES = 4;
 
 constexpr bool fits(int height, int tiles) { return height * tiles * VECTORS <= MOST_SUMS; }

@@ -23,11 +23,14 @@ inline Integers lanes_from(int first) {
   return lanes;
 }
 
-// Computes QUERIES x KEYS = LANES dot products at a time, so that one tree of shuffles sums them all.
+// Trees of shuffles, each of which sums LANES vectors: so many that the sums of all use half of the registers.
+constexpr int TREES = REGISTERS == 32 ? 16 / LANES : 1;
+
+// Computes QUERIES x KEYS dot products at a time, so that each tree of shuffles sums LANES of them.
 template <int QUERIES>
 void dot_block(const float* queries, const float* const* keys, int count, int K, float* scores, int stride,
                Upcoming next) {
-  constexpr int KEYS = LANES / QUERIES;
+  constexpr int KEYS = TREES * LANES / QUERIES;
   const int whole = K / LANES * LANES;
   // The last numbers of wide keys are the end of a whole vector, whose other lanes count 0.
   const bool overlaps = whole < K && K >= LANES;
@@ -43,7 +46,7 @@ void dot_block(const float* queries, const float* const* keys, int count, int K,
     for (int i = 0; i < KEYS; ++i) rows[i] = keys[t + i < count ? t + i : count - 1];
     TIGHTBEAM_UNROLL
     for (int i = 0; i < KEYS; ++i) fetch(next, t + i);
-    Vector sums[LANES] = {};
+    Vector sums[TREES * LANES] = {};
     for (int k = 0; k < whole; k += LANES) {
       Vector query[QUERIES];
       TIGHTBEAM_UNROLL
@@ -71,8 +74,9 @@ void dot_block(const float* queries, const float* const* keys, int count, int K,
           sums[q * KEYS + i] += load_some(queries + q * long{K} + whole, K - whole) * key;
       }
     }
-    float results[LANES];
-    store(results, sums_of(sums));
+    float results[TREES * LANES];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < TREES * LANES; i += LANES) store(results + i, sums_of(sums + i));
     const int left = count - t < KEYS ? count - t : KEYS;
     TIGHTBEAM_UNROLL
     for (int q = 0; q < QUERIES; ++q)
@@ -129,7 +133,7 @@ void weighted_block(const float* weights, int stride, const float* const* values
 template <int QUERIES>
 void weighted_queries(const float* weights, int stride, const float* const* values, int count, int V, float* sums,
                       long sums_stride, Upcoming next) {
-  constexpr int VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int VECTORS = REGISTERS == 32 ? 4 : 2;
   // The last columns of wide values are the end of a whole vector. Its other columns are summed twice, and stored last.
   const bool overlaps = V % LANES != 0 && V >= LANES;
   float last[QUERIES * LANES];

@@ -90,7 +90,8 @@ struct Quantized {
   // Brings rows of 4 x groups integers, `width` apart, into the order in which `multiply` reads them.
   void (*pack)(const signed char* integers, long width, int rows, long groups, void* packed);
 
-  // -128 times the sum of the integers: it corrects products with weights that are 128 too large.
+  // Where the sums of a row begin: -128 times the sum of its integers, which corrects products with weights that are
+  // 128 too large, or 0 if `multiply` takes the 128 from the weights.
   int (*correction)(const signed char* integers, long count);
 
   // -8 times the sum of each block of 32 numbers of a row in two digits, `step` apart.

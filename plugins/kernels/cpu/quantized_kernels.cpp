@@ -5,13 +5,15 @@
 
 #ifdef __SSE2__
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace tightbeam {
 namespace {
 
-constexpr int PARTS = LANES == 4 ? 2 : 1;              // of a tile, multiplied one after the other
-constexpr int VECTORS = TILE_COLUMNS / LANES / PARTS;  // registers of a row's sums for a tile or its part
+constexpr int PARTS = LANES == 4 && REGISTERS == 16 ? 2 : 1;  // of a tile, multiplied one after the other
+constexpr int VECTORS = TILE_COLUMNS / LANES / PARTS;         // registers of a row's sums for a tile or its part
 typedef short Shorts __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef unsigned short Words __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef signed char Bytes __attribute__((vector_size(TIGHTBEAM_LANES)));
@@ -74,11 +76,14 @@ void split(const float* numbers, long count, float factor, signed char* high, si
 
 // ---- products of integers ----
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define TIGHTBEAM_DOT 1
 constexpr int ROWS_OF_ONE = LANES == 16 ? 12 : 6, ROWS_OF_TWO = LANES == 16 ? 12 : 0;
 constexpr int INT4_ROWS = LANES == 16 ? 8 : 4;
 typedef int Group;  // four bytes of a row
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#define TIGHTBEAM_SIGNED 1  // a dot product is of signed bytes alone
+#endif
 
 inline Group group_of(const signed char* integers) {
   int group;
@@ -87,7 +92,11 @@ inline Group group_of(const signed char* integers) {
 }
 
 inline Integers add_dot(Integers sum, Integers weights, Integers numbers) {
-#if TIGHTBEAM_LANES == 16
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  return (Integers)vusdotq_s32((int32x4_t)sum, (uint8x16_t)weights, (int8x16_t)numbers);
+#elif defined(TIGHTBEAM_SIGNED)
+  return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)numbers);
+#elif TIGHTBEAM_LANES == 16
   return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)numbers);
 #else
   return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)numbers);
@@ -95,7 +104,8 @@ inline Integers add_dot(Integers sum, Integers weights, Integers numbers) {
 }
 #else
 #define TIGHTBEAM_DOT 0
-constexpr int ROWS_OF_ONE = LANES == 16 ? 16 : LANES == 8 ? 4 : 2, ROWS_OF_TWO = LANES == 16 ? 10 : 0;
+constexpr int ROWS_OF_ONE = LANES == 16 ? 16 : LANES == 8 || REGISTERS == 32 ? 4 : 2;
+constexpr int ROWS_OF_TWO = LANES == 16 ? 10 : 0;
 constexpr int INT4_ROWS = LANES == 16 ? 6 : 2;
 
 // Four neighbours as pairs of 16 bits: the first and the third, the second and the fourth.
@@ -118,6 +128,9 @@ inline Integers pair_sums(Shorts a, Shorts b) {
   return (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
   return (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__ARM_NEON)
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  return (Integers)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 #else
   const Integers x = (Integers)a, y = (Integers)b;
   return (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
@@ -151,6 +164,90 @@ inline void add_products(Integers (&sums)[ROWS][SUMS], const Integers (&column)[
 #endif
 }
 
+// The weights of a vector of columns, as `add_products` takes them.
+inline Integers load_weights(const unsigned char* weights) {
+#ifdef TIGHTBEAM_SIGNED
+  return (Integers)(load_as<Bits>(weights) ^ 0x80808080u);
+#else
+  return load_as<Integers>(weights);
+#endif
+}
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+constexpr bool PAIRED = true;
+
+// An instruction multiplies 8 numbers of two rows by the weights of two columns. For it, of the sums of 4 columns,
+// those of rows 2 r and 2 r + 1 are interleaved. A row without a neighbour stays as it is.
+template <int ROWS, int SUMS>
+inline void pair_rows(Integers (&sums)[ROWS][SUMS]) {
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row + 1 < ROWS; row += 2) {
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < SUMS; ++i) {
+      const Integers a = sums[row][i], b = sums[row + 1][i];
+      sums[row][i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      sums[row + 1][i] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    }
+  }
+}
+
+template <int ROWS, int SUMS>
+inline void unpair_rows(Integers (&sums)[ROWS][SUMS]) {
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row + 1 < ROWS; row += 2) {
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < SUMS; ++i) {
+      const Integers a = sums[row][i], b = sums[row + 1][i];
+      sums[row][i] = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+      sums[row + 1][i] = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    }
+  }
+}
+
+// Adds the products of two groups to sums of paired rows.
+template <int ROWS, int SUMS>
+inline void add_two_products(Integers (&sums)[ROWS][SUMS], const Integers (&column)[SUMS],
+                             const Integers (&next_column)[SUMS], const Group* group, const Group* next_group) {
+  typedef int Two __attribute__((vector_size(8)));
+  Integers numbers[ROWS / 2 + 1];  // 8 of a row, then 8 of the other
+  TIGHTBEAM_UNROLL
+  for (int row = 0; row + 1 < ROWS; row += 2)
+    numbers[row / 2] = __builtin_shufflevector(load_as<Two>(group + row), load_as<Two>(next_group + row), 0, 2, 1, 3);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < SUMS; ++i) {
+    const uint8x16_t first = (uint8x16_t)__builtin_shufflevector(column[i], next_column[i], 0, 4, 1, 5),
+                     last = (uint8x16_t)__builtin_shufflevector(column[i], next_column[i], 2, 6, 3, 7);
+    TIGHTBEAM_UNROLL
+    for (int row = 0; row + 1 < ROWS; row += 2) {
+      const int8x16_t two = (int8x16_t)numbers[row / 2];
+      sums[row][i] = (Integers)vusmmlaq_s32((int32x4_t)sums[row][i], first, two);
+      sums[row + 1][i] = (Integers)vusmmlaq_s32((int32x4_t)sums[row + 1][i], last, two);
+    }
+  }
+  if constexpr (ROWS % 2 == 1) {
+    const Integers numbers_of_last = group[ROWS - 1] - Integers{}, next = next_group[ROWS - 1] - Integers{};
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < SUMS; ++i)
+      sums[ROWS - 1][i] = add_dot(add_dot(sums[ROWS - 1][i], column[i], numbers_of_last), next_column[i], next);
+  }
+}
+#else
+constexpr bool PAIRED = false;
+
+template <int ROWS, int SUMS>
+inline void pair_rows(Integers (&)[ROWS][SUMS]) {}
+
+template <int ROWS, int SUMS>
+inline void unpair_rows(Integers (&)[ROWS][SUMS]) {}
+
+template <int ROWS, int SUMS>
+inline void add_two_products(Integers (&sums)[ROWS][SUMS], const Integers (&column)[SUMS],
+                             const Integers (&next_column)[SUMS], const Group* group, const Group* next_group) {
+  add_products(sums, column, group);
+  add_products(sums, next_column, next_group);
+}
+#endif
+
 template <int ROWS, int TILES>
 void multiply_rows(const Multiplication& m) {
   constexpr int SUMS = TILES * VECTORS;  // of a row
@@ -167,14 +264,29 @@ void multiply_rows(const Multiplication& m) {
         sums[row][i] = m.start != nullptr ? m.start[row] - Integers{} : load_as<Integers>(products);
       }
     }
-    for (long k = 0; k < m.groups; ++k, group += ROWS, weights += TILE_STEP) {
+    const auto load_columns = [&](Integers(&column)[SUMS]) {
       TIGHTBEAM_UNROLL
       for (int tile = 0; tile < TILES; ++tile) __builtin_prefetch(next + tile * m.tile_bytes, 0, 3);
       next += m.next_step;
-      Integers column[SUMS];
       TIGHTBEAM_UNROLL
       for (int i = 0; i < SUMS; ++i)
-        column[i] = load_as<Integers>(weights + i / VECTORS * m.tile_bytes + i % VECTORS * LANES * GROUP);
+        column[i] = load_weights(weights + i / VECTORS * m.tile_bytes + i % VECTORS * LANES * GROUP);
+      weights += TILE_STEP;
+    };
+    long k = 0;
+    if constexpr (PAIRED) {
+      pair_rows(sums);
+      for (; k + 2 <= m.groups; k += 2, group += 2 * ROWS) {
+        Integers column[SUMS], next_column[SUMS];
+        load_columns(column);
+        load_columns(next_column);
+        add_two_products(sums, column, next_column, group, group + ROWS);
+      }
+      unpair_rows(sums);
+    }
+    for (; k < m.groups; ++k, group += ROWS) {
+      Integers column[SUMS];
+      load_columns(column);
       add_products(sums, column, group);
     }
     TIGHTBEAM_UNROLL
@@ -215,6 +327,7 @@ void multiply_int4_rows(const Multiplication& m) {
           sums[2 * pair + 1][i] = corrections[pair] - Integers{};
         }
       }
+      pair_rows(sums);
       for (int two = 0; two < INT4_GROUPS; two += 2, group += 2 * ROWS, weights += TILE_STEP) {
         TIGHTBEAM_UNROLL
         for (int tile = 0; tile < TILES; ++tile) __builtin_prefetch(next + tile * m.tile_bytes, 0, 3);
@@ -226,9 +339,9 @@ void multiply_int4_rows(const Multiplication& m) {
           low[i] = both & 0x0F0F0F0F;
           high[i] = both >> 4 & 0x0F0F0F0F;
         }
-        add_products(sums, low, group);
-        add_products(sums, high, group + ROWS);
+        add_two_products(sums, low, high, group, group + ROWS);
       }
+      unpair_rows(sums);
       TIGHTBEAM_UNROLL
       for (int i = 0; i < SUMS; ++i) {
         const unsigned char* scale = scales + i / VECTORS * m.block_scale_step + i % VECTORS * LANES;
@@ -291,6 +404,9 @@ void int4_corrections(const signed char* high, const signed char* low, long bloc
   }
 }
 
+#ifdef TIGHTBEAM_SIGNED
+int correction(const signed char*, long) { return 0; }
+#else
 int correction(const signed char* integers, long count) {
   Integers sums = {};
   long i = 0;
@@ -309,6 +425,7 @@ int correction(const signed char* integers, long count) {
   for (; i < count; ++i) sum += integers[i];
   return -128 * sum;
 }
+#endif
 
 void pack(const signed char* integers, long width, int rows, long groups, void* packed) {
   Group* to = static_cast<Group*>(packed);
@@ -389,6 +506,9 @@ inline Vector look_up(const float (&table)[16], Integers index) {
   return (Vector)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)index, (__m512)load(table));
 #elif TIGHTBEAM_LANES == 8
   return (Vector)_mm256_i32gather_ps(table, (__m256i)(index & 15), sizeof(float));
+#elif defined(__ARM_NEON)
+  const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+  return (Vector)vqtbl4q_u8(bytes, (uint8x16_t)((index & 15) * 0x04040404 + 0x03020100));
 #else
   Vector found;
   for (int lane = 0; lane < LANES; ++lane) found[lane] = table[index[lane] & 15];

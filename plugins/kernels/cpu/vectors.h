@@ -2,9 +2,17 @@
 // code here has internal linkage, so that copies are never shared.
 #pragma once
 
+// Vector registers of the instruction set.
+#if TIGHTBEAM_LANES == 16 || defined(__aarch64__)
+#define TIGHTBEAM_REGISTERS 32
+#else
+#define TIGHTBEAM_REGISTERS 16
+#endif
+
 namespace tightbeam {
 namespace {
 
+constexpr int REGISTERS = TIGHTBEAM_REGISTERS;
 constexpr int LANES = TIGHTBEAM_LANES;
 typedef float Vector __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
 typedef int Integers __attribute__((vector_size(4 * TIGHTBEAM_LANES)));

@@ -11,7 +11,7 @@
 namespace tightbeam {
 namespace {
 
-constexpr int ROWS = 6, VECTORS = LANES == 16 ? 4 : 2;
+constexpr int ROWS = 6, VECTORS = REGISTERS == 32 ? 4 : 2;
 constexpr int TILE = VECTORS * LANES;  // keys side by side
 constexpr int QUERIES = 48;            // queries of a tile, a multiple of ROWS
 constexpr int BLOCK = 512;             // keys of a block, a multiple of TILE
@@ -86,7 +86,7 @@ inline void score(const float* queries, int K, const float* keys, float* scores,
 void score_some(int vectors, const float* queries, int K, const float* keys, float* scores, const float* const* bias) {
   switch (vectors) {
     case 1: return score<1>(queries, K, keys, scores, bias);
-#if TIGHTBEAM_LANES == 16
+#if TIGHTBEAM_REGISTERS == 32
     case 2: return score<2>(queries, K, keys, scores, bias);
     case 3: return score<3>(queries, K, keys, scores, bias);
 #endif
