@@ -23,9 +23,9 @@ __all__ = ["main"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "build-engine") -> None:
     """Entry point; an error is one line."""
-    command_line(app, "build-engine")
+    command_line(app, name)
 
 
 @app.command()

@@ -36,9 +36,9 @@ HINTS = {
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "export-model") -> None:
     """Entry point; every error is one line."""
-    command_line(app, "export-model", HINTS)
+    command_line(app, name, HINTS)
 
 
 @app.command()

@@ -22,9 +22,9 @@ __all__ = ["main"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "build-trie") -> None:
     """Entry point."""
-    command_line(app, "build-trie")
+    command_line(app, name)
 
 
 @app.command("build-trie")

@@ -84,9 +84,9 @@ HINTS = {
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "run-model") -> None:
     """Entry point. Input and results are UTF-8, whatever the locale."""
-    command_line(app, "run-model", HINTS)
+    command_line(app, name, HINTS)
 
 
 @app.command(cls=TruncateCommand)

@@ -27,9 +27,9 @@ RATE_HZ = 16_000
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "serve-local") -> None:
     """Entry point."""
-    command_line(app, "serve-local")
+    command_line(app, name)
 
 
 @app.command()

@@ -28,9 +28,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "serve-model") -> None:
     """Entry point."""
-    command_line(app, "serve-model")
+    command_line(app, name)
 
 
 @app.command()

@@ -18,9 +18,9 @@ __all__ = ["main"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "show-bundle") -> None:
     """Entry point."""
-    command_line(app, "show-bundle")
+    command_line(app, name)
 
 
 @app.command()

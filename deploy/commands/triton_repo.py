@@ -25,9 +25,9 @@ __all__ = ["main"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def main() -> None:
+def main(name: str = "triton-repo") -> None:
     """Entry point."""
-    command_line(app, "triton-repo")
+    command_line(app, name)
 
 
 @app.command()

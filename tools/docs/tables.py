@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from tightbeam.__main__ import COMMANDS
 from tightbeam.deploy.generation import fields
 from tightbeam.deploy.serving.dispatch import metrics
 from tightbeam.export.option import settings_of
@@ -28,7 +29,7 @@ __all__ = ["END", "MARKER", "command_names", "pages_with_tables", "table", "with
 
 END = "<!-- made until here -->"
 MARKER = re.compile(
-    rf"^(<!-- made from the code: ([a-z-]+)(?: (\S+))? -->)$(?:\n\n(?:(?!<!-- made).*\n)*?{END}$)?", re.MULTILINE
+    rf"^(<!-- made from the code: ([a-z-]+)(?: (.+?))? -->)$(?:\n\n(?:(?!<!-- made).*\n)*?{END}$)?", re.MULTILINE
 )
 
 
@@ -64,7 +65,7 @@ def command_names() -> Mapping[str, str]:
     """The commands of the package, and ``module:function`` of each."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         scripts: dict[str, str] = tomllib.load(file)["project"]["scripts"]
-    return scripts
+    return scripts | {"tightbeam info": f"{COMMANDS['info'].module}:main"}  # the only one without a name of its own
 
 
 def _command(name: str) -> str:
@@ -87,7 +88,11 @@ def _command(name: str) -> str:
         _table(("argument", "meaning", "value", "default"), arguments),
         _table(("option", "meaning", "value", "default"), options),
     ]
-    return "\n\n".join([f"```text\n{usage}\n```", _escaped(description), *tables])
+    if name == "tightbeam":
+        tables.insert(
+            0, _table(("command", "meaning"), [(_code(each), entry.help) for each, entry in COMMANDS.items()])
+        )
+    return "\n\n".join([f"```text\n{usage}\n```", _escaped(description), *filter(None, tables)])
 
 
 def _parameter(name: str, help: str, *, is_argument: bool) -> tuple[str, ...]:
