@@ -100,8 +100,8 @@ class Machine:
         (wheel,) = dist.glob("*.whl")
         platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in GLIBC]
         chosen = ["--only-binary=:all:", f"--python-version={VERSION}", "--platform=manylinux2014_aarch64", *platforms]
-        install = ["pip", "install", "--quiet", f"--target={packages}", "-c", ROOT / "constraints.txt", *chosen]
-        _checked(sys.executable, "-m", *install, wheel, *PACKAGES)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", f"--target={packages}", *chosen]
+        _checked(*install, "-c", ROOT / "constraints.txt", wheel, *PACKAGES)
         (venv / "pyvenv.cfg").write_text(f"home = {root}/usr/bin\ninclude-system-site-packages = false\n")
         self.python.parent.mkdir()
         self.python.write_text(
