@@ -41,6 +41,7 @@ from tightbeam.export.accuracy.divergence import (
 )
 from tightbeam.export.accuracy.gptq import ROWS_TO_FIT
 from tightbeam.export.accuracy.guard import guard
+from tightbeam.export.accuracy.key_scales import choose_key_scales, with_scaled_keys
 from tightbeam.export.accuracy.parity import check_loads, compare, sequences_of
 from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pair, speed_note, write_rounding_pair
 from tightbeam.export.accuracy.product_guard import (
@@ -90,6 +91,7 @@ from tightbeam.graph_passes.caches.cost import count_weights, predict
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS
+from tightbeam.graph_passes.precision.move_key_scales import move_key_scales
 from tightbeam.graph_passes.precision.move_scales import move_scales
 from tightbeam.graph_passes.precision.scale_groups import scale_groups
 from tightbeam.graph_passes.precision.sites import sites
@@ -350,6 +352,7 @@ def _guard_caches(export: _Export, activations: _Activations) -> None:
     """Measure the caches in int8. Raises ExportError, after their table, if one is not exact enough."""
     by_cache = dict(zip(("source", "generated"), activations, strict=True))
     given = {cache: by_cache[cache] for cache in export.options.int8_caches}
+    given = _move_key_scales(export, given)
     export.caches = measure_caches(export.canonical, export.plan, given)
     try:
         check_caches(export.caches)
@@ -369,6 +372,28 @@ def _guard_caches(export: _Export, activations: _Activations) -> None:
             f"token by {export.cache_divergence:.2g} nats, over the budget of {budget:g}; leave "
             f"{' and '.join(INT8_CACHE_OPTIONS[cache] for cache in given)} out, or raise --max-divergence"
         )
+
+
+def _move_key_scales(
+    export: _Export, given: dict[str, Sequence[AttentionActivations]]
+) -> dict[str, Sequence[AttentionActivations]]:
+    """Move scales of channels from keys into queries where keys in int8 are then more exact.
+
+    Returns the activations with scaled queries and keys.
+    """
+    scales = choose_key_scales(export.canonical, export.plan, given)
+    moved = move_key_scales(export.canonical, **scales)
+    if moved.matched:
+        export.graphs, export.results = rewrite(export.canonical, export.plan)
+    export.results.append(moved)
+    decoder_only = export.canonical.sizes.decoder_only
+    return {
+        cache: [
+            with_scaled_keys(seen, scales["generated" if decoder_only else cache].get(layer))
+            for layer, seen in enumerate(by_layer)
+        ]
+        for cache, by_layer in given.items()
+    }
 
 
 def _calibration_run(export: _Export) -> CalibrationRun:

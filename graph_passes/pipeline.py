@@ -2,6 +2,7 @@
 
     tracing             fold_scales (Whisper), canonicalise_encoder_decoder [canonicalise_two_stream]
                         or canonicalise_decoder_only
+    move_key_scales     for int8 caches of keys, with scales that the export chooses on real queries and keys
     rewrite             tie_embeddings, fold_biases
                         key_forms (layers whose keys the guard gives another form)
                         alignment_outputs (Whisper with alignment heads)
