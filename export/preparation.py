@@ -138,7 +138,7 @@ def check_model(options: ExportOptions, choice: Choice, sizes: Sizes) -> None:
     """
     if choice.preset is not None:
         plan = same_for_all(choice.preset, sizes.L, choice.reason)
-        passes_of(plan, decoder_only=sizes.decoder_only)
+        passes_of(plan, one_softmax=sizes.one_softmax)
         if reason := why_not(choice.preset, sizes):
             raise ExportError(f"variant {choice.name} {reason}; use --variant {DEFAULT}")
         if options.calibration is not None and options.is_exact and not needs_guard(plan):

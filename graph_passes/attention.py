@@ -102,8 +102,8 @@ def cross_attention(
 
     Keys and values are projected from ``encoder_hidden_states``. Raises PassError for a layer already rewritten.
     """
-    if graphs.sizes.decoder_only:
-        raise PassError(f"{pass_name}: a decoder-only model has no cross-attention; its source is the prompt")
+    if graphs.sizes.one_softmax:
+        raise PassError(f"{pass_name}: the model has no cross-attention; one softmax covers its source and its output")
     return _named_blocks(graphs.decoder, graphs.sizes, pass_name, CROSS, layers)
 
 
@@ -123,6 +123,20 @@ def prompt_attention(
 ) -> dict[int, AttentionBlock]:
     """Causal self-attention over the prompt of a decoder-only model's ``layers``, all by default, by layer."""
     return _named_blocks(graphs.encoder, graphs.sizes, pass_name, PROMPT, layers)
+
+
+def source_keys(graphs: ModelGraphs, pass_name: str, layers: Sequence[int] | None = None) -> dict[int, Projection]:
+    """Projections of the source's keys in a model with one softmax, for the decoder's ``layers``, all by default."""
+    if graphs.sizes.decoder_only:
+        return {layer: block.key for layer, block in prompt_attention(graphs, pass_name, layers).items()}
+    outputs = {tensor.name: tensor for tensor in graphs.encoder.outputs}
+    found = {}
+    for layer in range(graphs.sizes.L) if layers is None else layers:
+        projection = projection_behind(outputs[f"source.{layer}.key"])
+        if projection is None:
+            raise PassError(f"{pass_name}: the source's keys of layer {layer} are not a MatMul by a weight")
+        found[layer] = projection
+    return found
 
 
 def _named_blocks(

@@ -38,6 +38,8 @@ class Sizes:
     max_target: int
     decoder_only: bool = False
     """no encoder: the source is the prompt, and self-attention covers prompt and generated tokens in one softmax"""
+    merged: bool = False
+    """an encoder-decoder whose decoder attends to source and generated tokens in one softmax (merged attention)"""
     rotary: bool = False
     """queries and keys are rotated by their positions (RoPE)"""
     key_norm: bool = False
@@ -66,6 +68,11 @@ class Sizes:
     def source_D(self) -> int:
         """Width of the states that the keys and values of the source are projected from."""
         return self.source_width or self.D
+
+    @property
+    def one_softmax(self) -> bool:
+        """True if one softmax covers source and generated tokens, so that self-attention merges two states."""
+        return self.decoder_only or self.merged
 
     @property
     def rows(self) -> str:
@@ -110,6 +117,8 @@ class ModelGraphs:
     """Encoder and decoder of one model, with the caches that passes have given the decoder.
 
     The encoder of a decoder-only model is the prompt graph: it gives what the decoder's layers cache of the prompt.
+    With merged attention the encoder gives what they cache of the source, and the decoder attends to the generated part
+    alone until a pass of the source cache gives it the rest.
     """
 
     encoder: gs.Graph

@@ -61,19 +61,19 @@ BEFORE_CACHES: tuple[Pass, ...] = (tie_embeddings, fold_biases)
 ALIGNMENT: tuple[Pass, ...] = (alignment_outputs,)
 """Run after ``BEFORE_CACHES`` for a model with alignment heads."""
 AFTER_PROMPT_CACHES: tuple[Pass, ...] = (prompt_outputs,)
-"""For a decoder-only model."""
+"""For a model with one softmax over source and output."""
 AFTER_CACHES: tuple[Pass, ...] = (search_head, step_rows, fold_residuals)
 
 
-def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned: bool = False) -> list[Pass]:
+def passes_of(plan: Sequence[LayerPlan], *, one_softmax: bool = False, aligned: bool = False) -> list[Pass]:
     """Passes that make a plan's graphs of the canonical ones, in order.
 
     Parameters
     ----------
     plan
         Kinds of cache of each of L layers.
-    decoder_only
-        The model has no encoder: source caches are of the prompt.
+    one_softmax
+        One softmax covers source and output, as in a model without an encoder, whose source is its prompt.
     aligned
         The model has alignment heads.
 
@@ -82,11 +82,11 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     PassError
         For an unknown kind of cache, and for two that do not go together.
     """
-    require_kinds(plan, decoder_only=decoder_only)
+    require_kinds(plan, one_softmax=one_softmax)
     caches: list[Pass] = []
     for name, kind in SOURCE.items():
         if layers := [index for index, layer in enumerate(plan) if layer.source == name]:
-            caches.append(partial(kind.layer_pass(decoder_only=decoder_only), layers=layers))
+            caches.append(partial(kind.layer_pass(one_softmax=one_softmax), layers=layers))
     for name, own in GENERATED.items():
         if layers := [index for index, layer in enumerate(plan) if layer.generated == name]:
             caches.append(partial(own.self_pass, layers=layers))
@@ -94,7 +94,7 @@ def passes_of(plan: Sequence[LayerPlan], *, decoder_only: bool = False, aligned:
     own_keys = {index: layer.generated_keys for index, layer in enumerate(plan) if layer.generated_keys != KeyForm()}
     keys: list[Pass] = [partial(key_forms, source=source, generated=own_keys)] if source or own_keys else []
     before = (*BEFORE_CACHES, *keys, *(ALIGNMENT if aligned else ()))
-    return [*before, *caches, *(AFTER_PROMPT_CACHES if decoder_only else ()), *AFTER_CACHES]
+    return [*before, *caches, *(AFTER_PROMPT_CACHES if one_softmax else ()), *AFTER_CACHES]
 
 
 def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGraphs, list[PassResult]]:
@@ -120,7 +120,7 @@ def rewrite(canonical: ModelGraphs, plan: Sequence[LayerPlan]) -> tuple[ModelGra
     """
     if len(plan) != canonical.sizes.L:
         raise PassError(f"the plan is for {len(plan)} layers, the model has {canonical.sizes.L}")
-    passes = passes_of(plan, decoder_only=canonical.sizes.decoder_only, aligned=bool(canonical.alignment_heads))
+    passes = passes_of(plan, one_softmax=canonical.sizes.one_softmax, aligned=bool(canonical.alignment_heads))
     return _run(passes, canonical)
 
 

@@ -372,6 +372,8 @@ class ModelSizes(Entry):
         The longest source and target in tokens.
     decoder_only : bool
         True if generated sequences begin with a prompt.
+    merged : bool
+        True if the decoder attends to source and output in one softmax.
     rotary : bool
         True if queries and keys are rotated (RoPE).
     key_norm : bool
@@ -393,6 +395,7 @@ class ModelSizes(Entry):
     max_source: Size
     max_target: Size
     decoder_only: bool = False
+    merged: bool = False
     rotary: bool = False
     key_norm: bool = False
     streams: Size = 1

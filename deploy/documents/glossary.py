@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tightbeam.deploy.errors import InputError, short_repr
+from tightbeam.deploy.text.scripts import UNSPACED
 
 __all__ = ["ForcedWords", "Glossary", "Term", "read_glossary"]
 
@@ -17,8 +18,8 @@ ForcedWords: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 """Words as ``force_words_ids``: for each word the token ids of its forms."""
 MOST_BYTES, MOST_TERMS, MOST_FORMS, LONGEST = 1 << 22, 10_000, 64, 200
 """Bounds of a glossary: bytes, terms, forms of a term, characters of a form."""
-UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-"""Scripts, as the names of their letters begin, in which no space parts a word from the next one or its particles."""
+WITHOUT_EDGES = (*UNSPACED, "HANGUL")
+"""Scripts in which no space parts a word from the next one or from its particles."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _pattern(forms: Sequence[str]) -> str:
 
 
 def _edge(sign: str, look: str) -> str:
-    return rf"{look}\w)" if sign.isalnum() and not unicodedata.name(sign, "").startswith(UNSPACED) else ""
+    return rf"{look}\w)" if sign.isalnum() and not unicodedata.name(sign, "").startswith(WITHOUT_EDGES) else ""
 
 
 def _begins(term: Term, text: str) -> bool:

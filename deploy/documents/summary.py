@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from tightbeam.deploy.documents.sentences import most_that_fit, pieces_that_fit, split_sentences
+from tightbeam.deploy.text.scripts import join_texts
 
 __all__ = ["chunks_of", "summary"]
 
@@ -37,7 +38,7 @@ def summary(text: str, language: str, fits: Callable[[str], bool]) -> Generator[
     while True:
         chunks = chunks_of(text, language, fits)
         made = yield chunks
-        joined = " ".join(part for part in map(str.strip, made) if part)
+        joined = join_texts(made)
         if len(chunks) == 1 or not joined or len(joined) >= len(text):
             return list(made)
         text = joined

@@ -13,6 +13,7 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import FinishReason, Scored, SearchResult
 from tightbeam.deploy.text.detokenizer import IncrementalDetokenizer, RemovedText, StrippedText, TextFilter
+from tightbeam.deploy.text.scripts import join_texts
 from tightbeam.deploy.text.truncation import Side
 
 __all__ = [
@@ -232,11 +233,11 @@ def join(windows: Sequence[Output]) -> Output:
 
     The windows have no common score, so the result has a score only if there is one window.
     """
-    texts = [window.texts[0].strip() for window in windows if window.texts]
+    texts = [window.texts[0] for window in windows if window.texts]
     return Output(
         sequences=[[token for window in windows for token in window.sequences[0]]],
         scores=windows[0].scores if len(windows) == 1 else None,
-        texts=[" ".join(texts)] if texts else None,
+        texts=[join_texts(texts)] if texts else None,
         new_tokens=sum(window.new_tokens for window in windows),
         token_scores=_joined([window.token_scores for window in windows]),
         alternatives=_joined([window.alternatives for window in windows]),

@@ -58,8 +58,8 @@ def decoder_activations(
     list of AttentionActivations
         The attention over the source, for each layer.
     list of AttentionActivations
-        The attention over the generated part, for each layer. In a decoder-only model both are one attention, over
-        prompt and generated part together.
+        The attention over the generated part, for each layer. With one softmax over both parts (a decoder-only model's
+        prompt and output) it is that attention, the same.
 
     Raises
     ------
@@ -86,6 +86,9 @@ def decoder_activations(
                 decoder_attention_mask=target_mask,
                 use_cache=False,
             )
+    if sizes.merged:
+        both = [_checked(found, sizes.L)] * 2
+        return both[0], both[1]
     _checked(found, 2 * sizes.L)
     return found[1::2], found[::2]
 

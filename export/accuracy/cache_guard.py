@@ -55,7 +55,7 @@ def measure_caches(
     """
     entries: list[QuantizedCacheEntry] = []
     for cache, by_layer in activations.items():
-        of_self = cache == "generated" or canonical.sizes.decoder_only
+        of_self = cache == "generated" or canonical.sizes.one_softmax
         blocks = (self_attention if of_self else cross_attention)(canonical, "guard")
         layers = list(zip(plan, by_layer, strict=True))
         for layer, (choice, seen) in enumerate(counted(layers, f"layers measured, int8 {cache} cache")):

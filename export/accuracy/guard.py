@@ -116,7 +116,7 @@ def guard(
     """
     cross_activations, self_activations = activations
     self_blocks = self_attention(canonical, "guard")
-    source_blocks = self_blocks if canonical.sizes.decoder_only else cross_attention(canonical, "guard")
+    source_blocks = self_blocks if canonical.sizes.one_softmax else cross_attention(canonical, "guard")
     parts = (
         _LayerAttentions("source", SOURCE, source_blocks, cross_activations, canonical.channels),
         _LayerAttentions("generated", GENERATED, self_blocks, self_activations, canonical.channels),
@@ -133,7 +133,7 @@ def guard(
                     found if exact else replace(found, kept=part.safer(found.layer, found.wanted, precision))
                 )
     measured = _all_or_none(measured)
-    if canonical.sizes.decoder_only:
+    if canonical.sizes.one_softmax:
         measured = _pairs(plan, measured)
     return _changed(plan, measured, precision), tuple(measured)
 

@@ -121,7 +121,7 @@ def _refusal(folded: ModelGraphs, preset: Preset) -> str:
     """Reason why the algebra does not allow a preset, tried on the first layer of folded graphs; empty if it does."""
     graphs = folded.copy()
     try:
-        SOURCE[preset.source].layer_pass(decoder_only=graphs.sizes.decoder_only)(graphs, layers=[0])
+        SOURCE[preset.source].layer_pass(one_softmax=graphs.sizes.one_softmax)(graphs, layers=[0])
         GENERATED[preset.generated].self_pass(graphs, layers=[0])
     except PassError as error:
         return str(error).partition(": ")[2] or str(error)

@@ -18,6 +18,7 @@ from tightbeam.export.families.image.pix2struct import PIX2STRUCT_PARTS
 from tightbeam.export.families.image.vision_encoder_decoder import PARTS
 from tightbeam.export.families.speech.fast_conformer import COHERE_ASR, FAST_CONFORMER_PARTS
 from tightbeam.export.families.text.t5gemma import T5GEMMA, T5GEMMA_PART
+from tightbeam.export.families.text.t5gemma2 import T5GEMMA2_PARTS
 
 __all__ = ["declared_config"]
 
@@ -25,6 +26,9 @@ SIDES = frozenset({"encoder", "decoder", "text_config", "vision_config", *FAST_C
 """Fields that hold the config of a part of a model."""
 OWN_PARTS = {T5GEMMA.model_type: T5GEMMA_PART}
 """Model types whose two sides have a type of their own, and that type; a config may leave a side out."""
+
+KNOWN_PARTS = (*PARTS, *PIX2STRUCT_PARTS, *FAST_CONFORMER_PARTS.values(), *T5GEMMA2_PARTS)
+"""Model types of parts whose configs transformers declares."""
 
 
 def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNamespace:
@@ -61,7 +65,7 @@ def declared_config(model_type: str, config_json: Mapping[str, Any]) -> SimpleNa
         if model_type in OWN_PARTS and (part is None or isinstance(part, dict)):
             fields[side] = declared_config(OWN_PARTS[model_type], part or {})
         elif isinstance(part, dict):
-            known = part.get("model_type") in (*PARTS, *PIX2STRUCT_PARTS, *FAST_CONFORMER_PARTS.values())
+            known = part.get("model_type") in KNOWN_PARTS
             fields[side] = declared_config(str(part["model_type"]), part) if known else SimpleNamespace(**part)
     aliases = {alias: fields[name] for alias, name in other_names.items() if name in fields}
     return SimpleNamespace(**{**aliases, **fields})

@@ -86,7 +86,13 @@ class Causal(Family):
     def rope_parameters(self, config: Any) -> tuple[Any, ...]:
         """The config's settings of rotary positions: a dict for each kind of layer, without other values."""
         found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-        return (found,) if isinstance(found, dict) else ()
+        if not isinstance(found, dict):
+            return ()
+        by_type = {kind: given for kind, given in sorted(found.items()) if isinstance(given, dict)}
+        if not by_type:
+            return (found,)
+        kinds = getattr(config, "layer_types", None)
+        return tuple(given for kind, given in by_type.items() if not isinstance(kinds, list) or kind in kinds)
 
     def length(self, config: Any) -> int:
         """Positions that a sequence has at most.

@@ -7,7 +7,6 @@ __all__ = ["REFUSED"]
 _EXPERTS = "its layers have experts, for which there is no operator; the nearest is"
 
 REFUSED: dict[str, str] = {
-    "t5gemma2": "one softmax over source and output, and images beside text, are not written; the nearest is t5gemma",
     "florence2": "it is not written; the nearest are vision-encoder-decoder (TrOCR, Donut) and pix2struct",
     "moonshine_streaming": "its encoder keeps a state between parts of a recording; the nearest is moonshine",
     "gemma3": "images beside text are not written; the nearest is gemma3_text",

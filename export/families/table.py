@@ -27,6 +27,7 @@ from tightbeam.export.families.text.m2m_100 import M2M_100
 from tightbeam.export.families.text.prophetnet import PROPHETNET
 from tightbeam.export.families.text.t5 import MT5, T5, UMT5
 from tightbeam.export.families.text.t5gemma import T5GEMMA
+from tightbeam.export.families.text.t5gemma2 import T5GEMMA2
 
 __all__ = ["FAMILIES"]
 
@@ -122,6 +123,7 @@ FAMILIES: tuple[Family, ...] = (
     LONGT5,
     LED,
     T5GEMMA,
+    T5GEMMA2,
     PROPHETNET,
     WHISPER,
     MOONSHINE,

@@ -102,7 +102,7 @@ def trace_causal(model: Any, sizes: Sizes, key_bias: Tensor | None = None) -> Mo
     """
     with _traceable(model, key_bias) as windows:
         prompt = _trace_prompt(model, sizes)
-        decoder = _trace_decoder(model, sizes)
+        decoder = trace_token_step(TokenStep(model), sizes)
     seen = tuple(windows.get(layer, 0) for layer in range(sizes.L))
     rotations = _rotations(model, sizes) if sizes.rotary else ()
     graphs = ModelGraphs(prompt, decoder, sizes, windows=seen if any(seen) else (), rotations=rotations)
@@ -142,7 +142,8 @@ def _trace_prompt(model: Any, sizes: Sizes) -> gs.Graph:
     )
 
 
-def _trace_decoder(model: Any, sizes: Sizes) -> gs.Graph:
+def trace_token_step(step: nn.Module, sizes: Sizes) -> gs.Graph:
+    """Trace ``step(tokens, positions, *past)``, of one new token a row, to logits and new past."""
     R, T = 3, 5
     generator = torch.Generator().manual_seed(0)
     widths = (sizes.K, sizes.V) * sizes.L
@@ -156,7 +157,7 @@ def _trace_decoder(model: Any, sizes: Sizes) -> gs.Graph:
             outputs[f"present.{layer}.{part}"] = ("R", sizes.G, "T + 1", width)
     args = (torch.arange(R).reshape(R, 1) % sizes.vocabulary, torch.full((R, 1), T), *past)
     dynamic = ({0: rows}, {0: rows}, ({0: rows, 2: steps},) * len(past))
-    return trace_module(TokenStep(model), args, dynamic, inputs, outputs)
+    return trace_module(step, args, dynamic, inputs, outputs)
 
 
 @contextmanager

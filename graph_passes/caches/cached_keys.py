@@ -119,12 +119,12 @@ class CachedKeys:
             return queries
         return build.add("Pad", [queries, build.constant([0, 0, 0, 0, 0, self.behind])])
 
-    def wider_keys(self, build: Builder, block: AttentionBlock) -> gs.Tensor:
-        """The keys that a block projects, with the few numbers: [B, N, G K']."""
+    def wider_keys(self, build: Builder, key: Projection) -> gs.Tensor:
+        """The keys that ``key`` projects, with the few numbers: [B, N, G K']."""
         if self.few is None:
-            return block.key.output
-        few = build.add("MatMul", [block.key.source, build.constant(self.few, block.key.weight.dtype)])
-        parts = [build.reshape(tensor, [0, 0, self.G, -1]) for tensor in (block.key.output, few)]
+            return key.output
+        few = build.add("MatMul", [key.source, build.constant(self.few, key.weight.dtype)])
+        parts = [build.reshape(tensor, [0, 0, self.G, -1]) for tensor in (key.output, few)]
         return build.reshape(build.add("Concat", parts, {"axis": 3}), [0, 0, self.weight.shape[1]])
 
     def values(self, build: Builder, block: AttentionBlock, weighted: gs.Tensor, sizes: Sizes) -> gs.Tensor:

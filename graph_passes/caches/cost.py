@@ -107,9 +107,12 @@ class RunCost:
 
 def count_weights(canonical: ModelGraphs) -> WeightCounts:
     """Count the weights of canonical graphs."""
-    blocks = () if canonical.sizes.decoder_only else cross_attention(canonical, "cost").values()
+    sizes, encoder, decoder = canonical.sizes, _multiplied(canonical.encoder), _multiplied(canonical.decoder)
+    if sizes.merged:
+        return WeightCounts(encoder - sizes.L * sizes.source_D * sizes.key_value_numbers, decoder)
+    blocks = () if sizes.decoder_only else cross_attention(canonical, "cost").values()
     cross = sum(part.weight.values.size for block in blocks for part in (block.key, block.value))
-    return WeightCounts(_multiplied(canonical.encoder), _multiplied(canonical.decoder) - cross)
+    return WeightCounts(encoder, decoder - cross)
 
 
 def _multiplied(graph: gs.Graph) -> int:
@@ -173,7 +176,7 @@ def step_work(plan: Sequence[LayerPlan], sizes: Sizes, run: RunSize, weights: We
         cost = (source.first_attention if is_first and source.first_attention else source.attention)(
             sizes, layer.source_keys.few
         )
-        if sizes.decoder_only and source.one_matrix is generated.one_matrix is not None:  # one prefix, one product
+        if sizes.one_softmax and source.one_matrix is generated.one_matrix is not None:  # one prefix, one product
             cost = replace(cost, by_row=cost.by_row - cost.read * sizes.V, inverted=0)
         works += _source_attention(source, cost, sizes, run)
         works += _generated_attention(generated, layer.generated_keys.few, sizes, run)

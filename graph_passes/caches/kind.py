@@ -57,7 +57,7 @@ class AttentionCost:
 
         Queries are 0 at the r numbers: an encoder-decoder model makes these zeros with their projection.
         """
-        X, zeros = sizes.E + r, 0 if sizes.decoder_only else sizes.D * (r // sizes.G)
+        X, zeros = sizes.E + r, 0 if sizes.one_softmax else sizes.D * (r // sizes.G)
         return cls(X, sizes.K + r // sizes.G + X, X * sizes.V + zeros, X * sizes.V, operator, int8_rate)
 
     @classmethod
@@ -79,7 +79,8 @@ class SourceKind:
     cross_pass: LayerPass
     """makes the cross-attention cache of an encoder-decoder model"""
     prompt_pass: LayerPass | None = None
-    """makes the prompt cache of a decoder-only model; None if it cannot have the kind"""
+    """makes the source cache of a model with one softmax over source and output (a prompt's); None if it cannot have
+    the kind"""
     prefix: str = ""
     """form of the prefix output that ``prompt_pass`` leaves for the generated cache (``prefix.py``)"""
     numbers: Count
@@ -103,9 +104,9 @@ class SourceKind:
     """its passes take other forms of the keys, whose inverse is better conditioned (``kinds.KeyForm``)"""
     refusal: Refusal = lambda sizes: ""
 
-    def layer_pass(self, *, decoder_only: bool) -> LayerPass:
+    def layer_pass(self, *, one_softmax: bool) -> LayerPass:
         """The pass for a model that can have the kind."""
-        found = self.prompt_pass if decoder_only else self.cross_pass
+        found = self.prompt_pass if one_softmax else self.cross_pass
         assert found is not None
         return found
 

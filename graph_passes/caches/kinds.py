@@ -51,8 +51,11 @@ PROMPT_PAIRS: Mapping[str, tuple[str, ...]] = {
     for source in SOURCE_KINDS
     if source.prompt_pass is not None
 }
-"""Generated caches that go with each prompt cache. One softmax covers both, so the pass of the generated cache must
-take the form of the attention output over the prompt. In an encoder-decoder model any two kinds go together."""
+"""Generated caches that go with each source cache if one softmax covers both: the pass of the generated cache must take
+the form of the attention output over the source. With cross-attention any two kinds go together."""
+
+ONE_SOFTMAX = "a decoder-only model or one with merged attention"
+"""Models whose source and output share a softmax, in errors."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def presets_of(sizes: Sizes) -> dict[str, Preset]:
     found = {}
     for name, preset in PRESETS.items():
         try:
-            require_kinds(same_for_all(preset, 1, ""), decoder_only=sizes.decoder_only)
+            require_kinds(same_for_all(preset, 1, ""), one_softmax=sizes.one_softmax)
         except PassError:
             continue
         if not why_not(preset, sizes):
@@ -149,20 +152,20 @@ def few_beside_source(plan: Sequence[LayerPlan]) -> int:
     return alone + max(of_first, default=0)
 
 
-def require_kinds(plan: Sequence[LayerPlan], *, decoder_only: bool) -> None:
+def require_kinds(plan: Sequence[LayerPlan], *, one_softmax: bool) -> None:
     """Raise PassError for a kind of cache that does not exist, and for two that do not go together."""
-    source = PROMPT_PAIRS if decoder_only else SOURCE
+    source = PROMPT_PAIRS if one_softmax else SOURCE
     for kinds, chosen in ((source, [layer.source for layer in plan]), (GENERATED, [layer.generated for layer in plan])):
         unknown = sorted(set(chosen) - kinds.keys())
         if unknown:
-            model = "a decoder-only model" if decoder_only else "this model"
+            model = ONE_SOFTMAX if one_softmax else "this model"
             raise PassError(f"{model} has no cache {unknown[0]!r}; expected one of {', '.join(kinds)}")
-    for layer in plan if decoder_only else ():
+    for layer in plan if one_softmax else ():
         allowed = PROMPT_PAIRS[layer.source]
         if layer.generated not in allowed:
             raise PassError(
-                f"source cache {layer.source} and generated cache {layer.generated} do not go together in a "
-                f"decoder-only model; with source cache {layer.source} choose generated cache {' or '.join(allowed)}"
+                f"source cache {layer.source} and generated cache {layer.generated} do not go together in "
+                f"{ONE_SOFTMAX}; with source cache {layer.source} choose generated cache {' or '.join(allowed)}"
             )
 
 
@@ -172,8 +175,8 @@ def why_not(preset: Preset, sizes: Sizes) -> str:
     The passes check the graphs themselves, and may refuse more.
     """
     source, generated = SOURCE[preset.source], GENERATED[preset.generated]
-    if sizes.decoder_only and source.prompt_pass is None:
-        return "cannot be used with a decoder-only model, whose layers do not read one source"
+    if sizes.one_softmax and source.prompt_pass is None:
+        return "cannot be used if one softmax covers source and output"
     return source.refusal(sizes) or generated.refusal(sizes)
 
 

@@ -60,7 +60,7 @@ class PromptFlags:
 
     def of(self, layer: int) -> gs.Tensor:
         """Flags of a layer."""
-        window = self.graphs.window(layer)
+        window = 0 if self.graphs.sizes.merged else self.graphs.window(layer)  # which a merged source is not counted in
         if window not in self.by_window:
             self.by_window[window] = self._inside(window)
         return self.by_window[window]

@@ -1,11 +1,11 @@
-"""Canonical form of a decoder-only model: attention named after its layer, each projection a product of its own.
+"""Canonical form of one softmax over source and output: attention by layer, each projection a product of its own.
 
     x - MatMul [W_Q W_K W_V] - Add b - Split - Q          x - MatMul W_Q - Add b_Q - Q
                                              - K    ->    x - MatMul W_K - Add b_K - K - Attention prompt.<l>, self.<l>
                                              - V          x - MatMul W_V - Add b_V - V
 
-Needs: one Attention node for each layer, in the prompt graph and in the decoder. Saves nothing: the passes of caches
-find each projection behind its attention.
+Needs: one Attention node for each layer, in the decoder, and in the prompt graph of a decoder-only model. Saves
+nothing: the passes of caches find each projection behind its attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def canonicalise_decoder_only(graphs: ModelGraphs) -> PassResult:
 
     Raises PassError unless each graph has one attention a layer.
     """
-    for graph, kind in ((graphs.encoder, PROMPT), (graphs.decoder, SELF)):
+    parts = ((graphs.encoder, PROMPT), (graphs.decoder, SELF))
+    for graph, kind in parts[1:] if graphs.sizes.merged else parts:
         _drop_views(graph, graphs.sizes.D)
         _rotate_whole_heads(graph)
         _normalise_first(graph)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tightbeam.graph_passes.attention import AttentionBlock, Projection, attention_blocks, head_width
+from tightbeam.graph_passes.attention import AttentionBlock, Projection, attention_blocks, head_width, projection_behind
 from tightbeam.graph_passes.builder import Builder, read_instead, tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassError, PassResult
 
@@ -40,10 +40,21 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
             for projection in folded_parts:
                 if projection.bias is not None:
                     read_instead(projection.output, projection.matmul.outputs[0])
+        if graph is graphs.encoder and graphs.sizes.merged:
+            _drop_source_biases(graph, graphs.sizes.L)
         tidy(graph)
     if not folded:
         return PassResult(NAME, 0, "no key or value projection has a bias")
     return PassResult(NAME, folded, bytes_saved=lambda run: saved)
+
+
+def _drop_source_biases(encoder: gs.Graph, L: int) -> None:
+    """Drop the biases of a merged source's values, which are those of the decoder's layers, and fold with these."""
+    outputs = {tensor.name: tensor for tensor in encoder.outputs}
+    for layer in range(L):
+        projection = projection_behind(outputs[f"source.{layer}.value"])
+        if projection is not None and projection.bias is not None:
+            read_instead(projection.output, projection.matmul.outputs[0])
 
 
 def _fold_value_bias(build: Builder, block: AttentionBlock, V: int) -> None:

@@ -4,8 +4,8 @@
     outputs that the decoder does not read    ->    removed, with the last layer's attention and everything behind it
 
 Queries, keys and values that the decoder projects in one product are projected in one here too, so that both graphs
-share the weight. Needs: a decoder-only model, after the passes of its caches. Saves the last layer's attention and
-feed-forward part while the prompt is read.
+share the weight. Needs: a model with one softmax over source and output, after the passes of its caches. Saves the last
+layer's attention and feed-forward part while the prompt is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _projected_together(graphs: ModelGraphs) -> list[int]:
     """Layers whose projections are one product in the decoder, and not outputs of the prompt graph."""
     outputs = {tensor.name for tensor in graphs.encoder.outputs}
     as_traced = {node.name for node in graphs.decoder.nodes if node.op == "Attention"}
-    layers = []
+    layers: list[int] = []
+    if not graphs.sizes.decoder_only:
+        return layers
     for layer, block in prompt_attention(graphs, NAME).items():
         made = {part.output.name for part in (block.query, block.key, block.value)}
         if not block.between and not made & outputs and f"{SELF}.{layer}" not in as_traced:

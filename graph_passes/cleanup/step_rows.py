@@ -38,6 +38,9 @@ def step_rows(graphs: ModelGraphs) -> PassResult:
         flat = build.variable(tensor.name, ["R"], np.int64)
         read_instead(tensor, flat)
         build.add("Reshape", [tensor, build.constant([-1])], outputs=[flat])
+        readers = [after for reader in flat.outputs for after in reader.outputs[0].outputs]
+        for node in [node for node in readers if node.op == "Unsqueeze"]:  # rows that are chosen by their token
+            node.inputs[1] = build.constant([-1])
     matched = 0
     made = (f".{ROWS}", f".{POSITIONS}")
     for node in [node for node in decoder.nodes if node.op == "Reshape" and node.name.endswith(made)]:

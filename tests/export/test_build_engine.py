@@ -40,13 +40,14 @@ from tightbeam.plugins.ops import DOMAIN, VERSION
 from tightbeam.plugins.tensorrt import compiler
 from tightbeam.plugins.tensorrt.errors import TensorRTError
 
+REFUSED = {"t5gemma": ("xcache",), "t5gemma2": ("el", "xcache", "slim", "hybrid")}
 ENCODER_DECODER = [
-    (family, variant) for family in CLASSES for variant in PRESETS if (family, variant) != ("t5gemma", "xcache")
+    (family, variant) for family in CLASSES for variant in PRESETS if variant not in REFUSED.get(family, ())
 ]
 BUILT_AS = {
     "bart": "hybrid",
     **{"t5": "kcache", "umt5": "el", "prophetnet": "xcache", "whisper": "baseline"},
-    **{"t5gemma": "dedup"},
+    **{"t5gemma": "dedup", "t5gemma2": "kcache"},
 }
 """The variant in which ``make test`` builds a family; none for one that has another's layers."""
 

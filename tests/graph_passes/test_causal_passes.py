@@ -124,7 +124,7 @@ def known(bundles: BundleCache, run_: dict[str, Any]) -> Callable[[str], tuple[M
 
 def rewritten(canonical: ModelGraphs, plan: list[LayerPlan]) -> ModelGraphs:
     graphs = canonical.copy()
-    for apply in passes_of(plan, decoder_only=True):
+    for apply in passes_of(plan, one_softmax=True):
         if apply is not search_head:
             apply(graphs)
     return graphs
@@ -181,12 +181,15 @@ def test_prompt_graph_ends_with_its_caches(known: Callable[[str], Any]) -> None:
 @pytest.mark.parametrize(
     ("kinds", "reason"),
     [
-        (("kv", "x"), "source cache kv and generated cache x do not go together in a decoder-only model; with source"),
+        (
+            ("kv", "x"),
+            "source cache kv and generated cache x do not go together in a decoder-only model or one with",
+        ),
         (("k", "x"), "source cache k and generated cache x do not go together .* choose generated cache kv or k"),
         (("kv", "kv-reordered"), "source cache kv and generated cache kv-reordered do not go together"),
         (("kv-per-beam", "kv"), "source cache kv-per-beam .* choose generated cache kv-reordered"),
-        (("first-k", "kv"), "a decoder-only model has no cache 'first-k'"),
-        (("kv", "y"), "a decoder-only model has no cache 'y'"),
+        (("first-k", "kv"), "a decoder-only model or one with merged attention has no cache 'first-k'"),
+        (("kv", "y"), "a decoder-only model or one with merged attention has no cache 'y'"),
     ],
 )
 def test_kinds_that_do_not_go_together_are_refused(

@@ -137,7 +137,7 @@ def without_head(canonical: ModelGraphs, variant: str) -> ModelGraphs:
     """A variant that gives logits."""
     graphs = canonical.copy()
     plan = same_for_all(PRESETS[variant], canonical.sizes.L, "")
-    for apply in passes_of(plan, decoder_only=canonical.sizes.decoder_only):
+    for apply in passes_of(plan, one_softmax=canonical.sizes.one_softmax):
         if apply is not search_head:
             apply(graphs)
     return graphs

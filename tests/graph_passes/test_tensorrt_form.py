@@ -36,7 +36,7 @@ def variant_of(bundles: BundleCache, family: str, variant: str) -> ModelGraphs:
     """The graphs of a variant without the search head, so that they give logits."""
     graphs = bundles.trace(family)[1].copy()
     plan = same_for_all(PRESETS[variant], graphs.sizes.L, "")
-    for apply in passes_of(plan, decoder_only=graphs.sizes.decoder_only):
+    for apply in passes_of(plan, one_softmax=graphs.sizes.one_softmax):
         if apply is not search_head:
             apply(graphs)
     return graphs

@@ -17,13 +17,6 @@ class Gemma3(Causal):
         if config.use_bidirectional_attention:
             yield "use_bidirectional_attention is true; expected a model that generates from left to right"
 
-    def rope_parameters(self, config: Any) -> tuple[Any, ...]:
-        by_type = config.rope_parameters
-        if not isinstance(by_type, dict):
-            return ()
-        kinds = config.layer_types if isinstance(config.layer_types, list) else by_type
-        return tuple(found for kind, found in sorted(by_type.items()) if kind in kinds and isinstance(found, dict))
-
 
 GEMMA3 = Gemma3(
     model_type="gemma3_text",

@@ -16,7 +16,7 @@ from tightbeam.export.families.causal import Causal, cap_errors
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
-__all__ = ["T5GEMMA", "T5GEMMA_PART"]
+__all__ = ["T5GEMMA", "T5GEMMA_PART", "layer_errors"]
 
 T5GEMMA_PART = "t5_gemma_module"
 """``model_type`` of either side's config."""
@@ -45,7 +45,7 @@ class T5GemmaLike(Family):
         if errors:
             return
         for name, side in _sides(config):
-            found = [*SIDE.config_errors(side), *cap_errors(side), *_layer_errors(side)]
+            found = [*SIDE.config_errors(side), *cap_errors(side), *layer_errors(side)]
             yield from (f"{name}: {reason}" for reason in found)
         yield from encoder_decoder_errors(config, self.architecture)
 
@@ -86,7 +86,7 @@ def _sides(config: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((name, getattr(config, name, None)) for name in ("encoder", "decoder"))
 
 
-def _layer_errors(side: Any) -> Iterator[str]:
+def layer_errors(side: Any) -> Iterator[str]:
     """Clauses for values with which transformers runs neither side."""
     if side.sliding_window is None:  # whose masks it makes, whether a layer reads them or not
         yield "sliding_window is None; transformers runs this model with a window alone"

@@ -75,7 +75,7 @@ class SelfAttentionCaches:
         together = self.build.rows(project_together(self.build, projections, block.node.name), sum(widths))
         if self.streams is not None:
             return self.streams.projected(block, together)
-        if sizes.decoder_only:
+        if sizes.one_softmax:
             query, rest = (gs.Variable(f"{block.node.name}.{part}") for part in ("query", "rest"))
             two_widths = self.build.constant([widths[0], sum(widths[1:])])
             self.build.add("Split", [together, two_widths], {"axis": 1}, [query, rest])
@@ -165,7 +165,7 @@ class SelfAttentionCaches:
     def _prefix(self, layer: int, block: AttentionBlock, form: str) -> list[gs.Tensor]:
         if self.streams is not None:
             return self.streams.optional(block)
-        if not self.graphs.sizes.decoder_only:
+        if not self.graphs.sizes.one_softmax:
             return []
         prefix = prefix_of(self.build, self.graphs, self.pass_name, layer, block, form)
         return prefix + self.key_bias.by_distance(self.history[0])

@@ -50,7 +50,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
     for layer, block in caches.blocks.items():
         cached = CachedKeys.in_graphs(graphs, "generated", layer, block)
         width, E = sizes.K + cached.behind, cached.weight.shape[1]
-        others_read_queries = bool(block.between) or sizes.decoder_only
+        others_read_queries = bool(block.between) or sizes.one_softmax
         of_queries = block.query if others_read_queries else cached.query_projection(block, sizes.H)
         queries = of_queries.weight.shape[1]
         together = project_together(build, (of_queries, cached.key_projection(block)), block.node.name)
@@ -58,7 +58,7 @@ def self_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> PassR
         build.add("Split", [build.rows(together, queries + E), build.constant([queries, E])], {"axis": 1}, [query, row])
         if block.between:
             read_instead(block.query.output, build.positions(query, queries))
-        elif sizes.decoder_only:
+        elif sizes.one_softmax:
             share_query(block, query)
         if others_read_queries and cached.behind:
             wider = cached.wider_queries(build, build.reshape(query, [-1, sizes.H, sizes.K]))

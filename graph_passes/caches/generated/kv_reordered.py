@@ -38,7 +38,7 @@ def self_reordered(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> 
         for past, concat in zip(block.past, map(past_concat, block.node.inputs[1:3]), strict=True):
             assert concat is not None
             concat.inputs[0] = build.add("Gather", [past, beam_index], {"axis": 0})
-        if graphs.window(layer) and not sizes.decoder_only:  # else the mask of ``kv-per-beam`` has the window
+        if graphs.window(layer) and not sizes.one_softmax:  # else the mask of ``kv-per-beam`` has the window
             newest = [build.constant([value]) for value in (-graphs.window(layer), END, 2)]
             for index in (1, 2):
                 block.node.inputs[index] = build.add("Slice", [block.node.inputs[index], *newest])

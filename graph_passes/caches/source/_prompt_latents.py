@@ -54,7 +54,8 @@ class PromptLatents:
         states = self._output(matrix, name, ["B", "N", width])
         attended = self.build.variable(f"attended_{layer}", ["R", H, width])
         lse = self.build.variable(f"lse_{layer}", ["R", H])
-        inputs = [queries, states, self.flags.of(layer), *self.tables.of(block, layer)]
+        rotation = [] if self.graphs.sizes.merged else self.tables.of(block, layer)  # a merged source has no positions
+        inputs = [queries, states, self.flags.of(layer), *rotation]
         if scales is not None:
             inputs += [MISSING] * (5 - len(inputs))
             inputs.append(self._output(scales, f"source.{layer}.scale", ["B", G, "N"]))

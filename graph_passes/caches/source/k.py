@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightbeam.graph_passes.attention import NORM, ROTATION, cross_attention, prompt_attention, self_attention
+from tightbeam.graph_passes.attention import NORM, ROTATION, cross_attention, self_attention, source_keys
 from tightbeam.graph_passes.builder import Builder
 from tightbeam.graph_passes.caches.algebra import over_keys
 from tightbeam.graph_passes.caches.bytes import source_saved
@@ -61,13 +61,13 @@ def prompt_keys(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> Pas
     blocks = self_attention(graphs, PROMPT_NAME, layers)
     require_one_source(blocks, PROMPT_NAME, (ROTATION, NORM))
     require_wide_keys(blocks, PROMPT_NAME)
-    prompt = prompt_attention(graphs, PROMPT_NAME, layers)
+    of_source = source_keys(graphs, PROMPT_NAME, layers)
     build, encoder = Builder(graphs.decoder, PROMPT_NAME), Builder(graphs.encoder, PROMPT_NAME)
     latents = PromptLatents(graphs, build, KEYS)
     for layer, block in blocks.items():
         own = CachedKeys.in_graphs(graphs, "source", layer, block)
         by_head = build.reshape(query_rows(build, block, sizes), [-1, sizes.H, sizes.K])
-        queries, keys = own.wider_queries(build, by_head), own.wider_keys(encoder, prompt[layer])
+        queries, keys = own.wider_queries(build, by_head), own.wider_keys(encoder, of_source[layer])
         cached, scales = own.cached(encoder, keys), None
         if own.norm is not None:
             scales = encoder.transpose(own.scales(encoder, keys, sizes.G, positions=(0,)), [0, 2, 1])  # [B, G, N]

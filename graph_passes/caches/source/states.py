@@ -20,6 +20,7 @@ decoder-only model. Operator: ``plugins/ops/latent_attention``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tightbeam.graph_passes.attention import cross_attention, prompt_attention, self_attention
 from tightbeam.graph_passes.builder import Builder, tidy
@@ -31,7 +32,7 @@ from tightbeam.graph_passes.caches.prefix import INPUTS, query_rows
 from tightbeam.graph_passes.caches.source._cross_attention import STATES, attend_matrix
 from tightbeam.graph_passes.caches.source._prompt_latents import PromptLatents
 from tightbeam.graph_passes.caches.source_inputs import sample_flags
-from tightbeam.graph_passes.model import ModelGraphs, PassResult
+from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 
 CROSS_NAME, PROMPT_NAME = "cross_latent", "prompt_inputs"
 
@@ -67,6 +68,11 @@ def prompt_inputs(graphs: ModelGraphs, layers: Sequence[int] | None = None) -> P
     return PassResult(PROMPT_NAME, len(blocks), bytes_saved=source_saved(SOURCE_STATES, len(blocks), sizes))
 
 
+def _refusal(sizes: Sizes) -> str:
+    """Refuse changed keys in one softmax; a merged source is not rotated, its keys may have a norm."""
+    return refuse_changed_keys(replace(sizes, rotary=sizes.rotary and not sizes.merged)) if sizes.one_softmax else ""
+
+
 SOURCE_STATES = SourceKind(
     name="states",
     cross_pass=cross_latent,
@@ -80,5 +86,5 @@ SOURCE_STATES = SourceKind(
     ),
     one_matrix=over_inputs,
     safer="kv",
-    refusal=lambda sizes: refuse_changed_keys(sizes) if sizes.decoder_only else "",
+    refusal=_refusal,
 )

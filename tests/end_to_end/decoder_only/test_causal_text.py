@@ -101,7 +101,7 @@ def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointC
         ),
         ("llama", {"variant": "kcache"}, "variant kcache cannot be used with keys of 12 numbers in a model 36 wide"),
         ("gpt_bigcode", {"variant": "slim"}, "variant slim cannot be used with keys of 12 numbers in a model 36 wide"),
-        ("gpt2", {"variant": "hybrid"}, "a decoder-only model has no cache 'first-k'"),
+        ("gpt2", {"variant": "hybrid"}, "a decoder-only model or one with merged attention has no cache 'first-k'"),
     ],
 )
 def test_variants_ruled_out_by_sizes_are_refused_before_tracing(

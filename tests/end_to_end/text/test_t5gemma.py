@@ -126,9 +126,3 @@ def test_configs_that_cannot_be_run_are_refused(
     config = (folder / "config.json").read_text()
     edit_json(folder / "config.json", **{side: {**json.loads(config)[side], **changes}})
     assert re.search(expected, refusal(folder))
-
-
-def test_t5gemma_2_is_refused(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    folder = checkpoints.copy(tmp_path / "c", "t5gemma")
-    edit_json(folder / "config.json", model_type="t5gemma2")
-    assert refusal(folder).endswith("the nearest is t5gemma")

@@ -43,6 +43,8 @@ from transformers import (
     ProphetNetForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
+    T5Gemma2Config,
+    T5Gemma2ForConditionalGeneration,
     T5GemmaConfig,
     T5GemmaForConditionalGeneration,
     UMT5Config,
@@ -79,6 +81,7 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "led": (LEDConfig, LEDForConditionalGeneration),
     "longt5": (LongT5Config, LongT5ForConditionalGeneration),
     "t5gemma": (T5GemmaConfig, T5GemmaForConditionalGeneration),
+    "t5gemma2": (T5Gemma2Config, T5Gemma2ForConditionalGeneration),
     "prophetnet": (ProphetNetConfig, ProphetNetForConditionalGeneration),
     "whisper": (WhisperConfig, WhisperForConditionalGeneration),
 }
@@ -119,6 +122,20 @@ T5GEMMA_SIDE: dict[str, Any] = {
     **{"max_position_embeddings": 64, "sliding_window": 3, "query_pre_attn_scalar": 9},
     **{"attn_logit_softcapping": 3.5, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 1},
 }
+T5GEMMA2_SIDE: dict[str, Any] = {
+    **{"vocab_size": 99, "intermediate_size": 44, "num_hidden_layers": 2, "max_position_embeddings": 64},
+    # Less than sources and outputs.
+    **{"sliding_window": 5, "query_pre_attn_scalar": 9, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 1},
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}
+T5GEMMA2_VISION: dict[str, Any] = {
+    **{"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1},
+    **{"num_attention_heads": 2, "image_size": 8, "patch_size": 4},
+}
+"""The smallest tower for images, which an export leaves out."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu", "decoder_layers": 3},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
@@ -177,6 +194,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             **{"sliding_window": 5, "query_pre_attn_scalar": 11},
             **{"attn_logit_softcapping": 2.5, "final_logit_softcapping": 12.0},
         },
+    },
+    "t5gemma2": {
+        "encoder": {
+            "text_config": {
+                **{
+                    **T5GEMMA2_SIDE,
+                    "hidden_size": 40,
+                    "num_attention_heads": 4,
+                    "head_dim": 12,
+                    "attention_bias": True,
+                },
+                **{"num_key_value_heads": 2, "num_hidden_layers": 3, "sliding_window": 4},
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            **{"vision_config": T5GEMMA2_VISION, "mm_tokens_per_image": 4, "eoi_token_index": 7},
+            **{"boi_token_index": 8, "image_token_index": 9},
+        },
+        "decoder": {
+            **{**T5GEMMA2_SIDE, "hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 10},
+            **{"query_pre_attn_scalar": 11, "final_logit_softcapping": 12.0},
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        **{"image_token_index": 9, "eoi_token_index": 7},
     },
     "prophetnet": {
         "vocab_size": 99,
@@ -247,7 +287,7 @@ def make_checkpoint(
     if causal:
         config = causal_config(family, config_overrides)
     else:
-        sizes = {} if family.endswith(("t5", "prophetnet", "gemma")) else ODD_SIZES
+        sizes = {} if family.endswith(("t5", "prophetnet", "gemma", "gemma2")) else ODD_SIZES
         config = config_class(**{**sizes, **DEFAULTS[family], **config_overrides})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + zlib.crc32(family.encode()))
@@ -257,7 +297,7 @@ def make_checkpoint(
         (randomise_causal if causal else randomise)(model)
         if family in ("t5", "umt5", "longt5"):  # whose logits are divided by the root of d_model
             model.decoder.final_layer_norm.weight.data.mul_(config.d_model**0.5)
-        if family == "t5gemma":  # whose norms multiply by 1 and their weight
+        if family in ("t5gemma", "t5gemma2"):  # whose norms multiply by 1 and their weight
             for name, tensor in model.named_parameters():
                 tensor.data.sub_(float("norm" in name))
     for name, value in (generation or {}).items():
@@ -269,7 +309,7 @@ def make_checkpoint(
             feature_size=config.num_mel_bins, chunk_length=1, hop_length=16000 // frames
         ).save_pretrained(folder)
     if tokenizer:
-        make_tokenizer(config.decoder if family == "t5gemma" else config).save_pretrained(folder)
+        make_tokenizer(config.decoder if family.startswith("t5gemma") else config).save_pretrained(folder)
     return folder
 
 
