@@ -19,7 +19,7 @@ from support.commands import Command, caller
 from tightbeam.deploy import Runner
 from tools.bench.peers.__main__ import main
 from tools.bench.peers.contenders import EXACT, REFERENCE, Place
-from tools.bench.peers.engines import tightbeam, transformers
+from tools.bench.peers.engines import llama_cpp, tightbeam, transformers
 from tools.bench.peers.environments import PeerError, python_of
 from tools.bench.peers.jobs import RECORDING, TEXT, Job, random_job
 from tools.bench.peers.measure import measure
@@ -333,3 +333,18 @@ def test_model_that_is_missing_is_made_once(tmp_path: Path, monkeypatch: pytest.
         ("optimum", "demo-optimum-fp32", "int8"),
         ("tightbeam", "demo", "fp32"),
     ]
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_matrices_that_no_block_divides_are_f16_for_llama_cpp(
+    checkpoints: CheckpointCache, tmp_path: Path, precision: str
+) -> None:
+    from gguf import GGUFReader
+
+    llama_cpp.convert(str(checkpoints("llama")), str(tmp_path / "b"), precision, False)
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(str(tmp_path / "b" / "model.gguf")).tensors}
+    widths = {tensor.name: int(tensor.shape[0]) for tensor in GGUFReader(str(tmp_path / "b" / "model.gguf")).tensors}
+    matrices = {name for name, kind in types.items() if "norm" not in name}
+    assert matrices and {types[name] for name in types.keys() - matrices} == {"F32"}
+    for name in matrices:
+        assert (types[name] == "F16") == bool(widths[name] % 32), name

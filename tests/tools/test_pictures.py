@@ -44,7 +44,7 @@ def test_every_form_of_the_table_is_read() -> None:
         assert all(0 < megabytes < 10 and 0 < nats < 1 for megabytes, nats in own.values())
     axes = pictures.draw_forms(forms).axes
     assert [axis.get_title(loc="left") for axis in axes] == ["llama", "whisper", "marian"]
-    assert [len(axis.get_lines()) for axis in axes] == [6, 5, 6]
+    assert [len(axis.get_lines()) for axis in axes] == [10, 5, 6]
 
 
 def test_a_page_without_the_comments_is_refused() -> None:

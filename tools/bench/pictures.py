@@ -33,7 +33,7 @@ COLOURS = {
     "optimum-onnx": "#b0883b",
     "transformers": "#56657a",
 }
-FORMS = {"int8": "o", "int4": "o", "CTranslate2 int8": "s"}
+FORMS = {"int8": "o", "int4": "o", "CTranslate2 int8": "s", "llama.cpp Q8_0": "^", "llama.cpp Q4_0": "^"}
 """Forms of the table that are drawn, and the marker of each."""
 SEASONED = "-all"
 PALE = 0.5
@@ -135,7 +135,7 @@ def read_forms(page: str) -> dict[str, dict[str, tuple[float, float]]]:
 def draw_forms(forms: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
     """Draw the divergence of each form over the bytes of its weights, a panel for each family."""
     families = [model for model in forms if f"{model}{SEASONED}" in forms]
-    figure = Figure(figsize=(7.6, 3.1), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
     for axis, family in zip(figure.subplots(1, len(families), sharey=True), families, strict=True):
         for model, filled in ((family, True), (f"{family}{SEASONED}", False)):
             for form, (megabytes, nats) in forms[model].items():
@@ -148,15 +148,16 @@ def draw_forms(forms: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure
                 aside = (7, -3) if engine else (-25, -3)
                 axis.annotate(precision, (megabytes, nats), aside, textcoords="offset points", fontsize=7.5)
         axis.set_yscale("log")
-        axis.set_xlim(0, 1.3 * max(megabytes for megabytes, _ in forms[family].values()))
+        drawn = (*forms[family].values(), *forms[f"{family}{SEASONED}"].values())
+        axis.set_xlim(0, 1.25 * max(megabytes for megabytes, _ in drawn))
         axis.set_title(family, fontsize=9.5, fontweight="bold", loc="left")
         axis.set_xlabel("weights, MB", fontsize=8.5)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", linewidth=0.4, alpha=0.5)
     figure.axes[0].set_ylabel("divergence, nats a token", fontsize=8.5)
-    title = "Divergence over size: green circles Tightbeam, brown squares CTranslate2; hollow: seasoned weights"
-    figure.suptitle(title, fontsize=9.5)
+    engines = "green circles Tightbeam, brown squares CTranslate2, purple triangles llama.cpp"
+    figure.suptitle(f"Divergence over size, hollow: seasoned weights\n{engines}", fontsize=9.5)
     return figure
 
 

@@ -15,6 +15,8 @@ IMPORTS = ("llama_cpp",)
 FILE = "model.gguf"
 MOST_POSITIONS = 2048
 """Positions of the cache, which is allocated whole."""
+BLOCK = 32
+"""Numbers of a row that share a scale in Q8_0 and Q4_0."""
 FORMS = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 LAYER = {
     **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
@@ -64,6 +66,8 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
                     halves = array.reshape(heads[stem[-6]], 2, width // 2, array.shape[1])
                     array = halves.swapaxes(1, 2).reshape(array.shape)
                 kind = kinds[FORMS[precision]] if array.ndim == 2 else kinds.F32
+                if kind not in (kinds.F32, kinds.F16) and array.shape[-1] % BLOCK:
+                    kind = kinds.F16  # as llama-quantize has it
                 if kind == kinds.Q4_0 and names[stem] in ("token_embd", "output"):
                     kind = kinds.Q8_0  # as llama-quantize has it if 256 does not divide the width
                 writer.add_tensor(f"{names[stem]}.weight", gguf.quantize(array, kind), raw_dtype=kind)
