@@ -156,7 +156,7 @@ constexpr int MOST_ENDS = 32;  // positions whose last columns are copied at a t
 template <int QUERIES>
 void weighted_queries(const float* weights, long stride, const signed char* const* values, int count, int V,
                       float* sums, long sums_stride, UpcomingBytes next) {
-  constexpr int VECTORS = LANES == 16 ? 4 : 2;
+  constexpr int VECTORS = REGISTERS == 32 ? 4 : 2;
   int v = 0;
   for (; v + VECTORS * LANES <= V; v += VECTORS * LANES, next = FETCHED)
     weighted_block<QUERIES, VECTORS>(weights, stride, values, count, v, sums + v, sums_stride, next);
