@@ -1,6 +1,7 @@
 """Settings of translators of many languages: the languages of source and target, by name.
 
-The checkpoint's settings have the ids of the languages' tokens as ``lang_to_id``, if the tokenizer has such tokens.
+The checkpoint's settings have the ids of the languages' tokens as ``lang_to_id``, if the tokenizer has such tokens, and
+``language_begins`` if the target's token begins the output (SeamlessM4T).
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from typing import Any
 from tightbeam.deploy.errors import Constant, Fix, GenerationError, short_repr
 from tightbeam.deploy.generation.layers import Layer, caller_layers
 
-__all__ = ["AUTO", "LANGUAGES", "asks_for_language", "check_without_text", "from_language", "translation_layers"]
+__all__ = [
+    "AUTO",
+    "BEGINS",
+    "LANGUAGES",
+    "asks_for_language",
+    "check_without_text",
+    "from_language",
+    "translation_layers",
+]
 
-LANGUAGES = "lang_to_id"
+LANGUAGES, BEGINS = "lang_to_id", "language_begins"
 AUTO = "auto"
 """The source language of a text whose language is to be found."""
 SOURCE, TARGET = "source_language", "target_language"
 START, FIRST, BEGINNING = "decoder_start_token_id", "forced_bos_token_id", "decoder_input_ids"
+READ_HERE = (LANGUAGES, BEGINS, SOURCE, TARGET)
 SHOWN = 12
 """Languages that an error lists."""
 LONGEST_NAME = 100
@@ -29,8 +39,8 @@ LONGEST_NAME = 100
 def translation_layers(given: Sequence[Layer]) -> list[Layer]:
     """Put the token of the target language in the place of its name.
 
-    It is the start token if the checkpoint's own is a language (mBART's first models), and otherwise the token that is
-    forced after the start token.
+    It is the start token if the checkpoint's own is a language (mBART's first models), or with ``language_begins`` the
+    beginning of the output, and otherwise the token that is forced after the start token.
 
     Parameters
     ----------
@@ -49,10 +59,12 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
     """
     languages: Mapping[str, int] = given[0].values[LANGUAGES]
     field = START if given[0].values.get(START) in languages.values() else FIRST
+    if given[0].values.get(BEGINS):
+        field = BEGINNING
     found: list[Layer] = []
     chosen: tuple[Layer, int] | None = None
     for layer in given:
-        values = {name: value for name, value in layer.values.items() if name not in (LANGUAGES, SOURCE, TARGET)}
+        values = {name: value for name, value in layer.values.items() if name not in READ_HERE}
         if layer.values.get(SOURCE) not in (None, AUTO):
             token_of(SOURCE, layer, languages)
         language = layer.values.get(TARGET)
@@ -60,8 +72,9 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
             if values.get(field) is not None:
                 problem = f"and {field}={short_repr(values[field])} both name the target"
                 raise _error(TARGET, language, layer, problem, fix="leave one out")
-            values[field] = token_of(TARGET, layer, languages)
-            chosen = layer, values[field]
+            token = token_of(TARGET, layer, languages)
+            values[field] = [token] if field == BEGINNING else token
+            chosen = layer, token
         found.append(replace(layer, values=values))
     if chosen is not None and field == FIRST:
         _check_beginning(given, *chosen)

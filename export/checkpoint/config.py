@@ -85,7 +85,9 @@ def _generates(architectures: list[Any], expected: str) -> bool:
     without its head (``BartModel`` of bart-large) has all weights if the head is tied to the embeddings; if it is
     not, the missing tensor is an error.
     """
-    name = re.sub(r"(ForConditionalGeneration|ForCausalLM|LMHeadModel|MTModel|Model)$", "", expected).lower()
+    name = re.sub(
+        r"(ForConditionalGeneration|ForCausalLM|ForTextToText|LMHeadModel|MTModel|Model)$", "", expected
+    ).lower()
     known = {expected.lower(), f"{name}model", f"{name}withlmheadmodel"}
     return any(isinstance(given, str) and given.lower() in known for given in architectures)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tightbeam.deploy.generation.translation import LANGUAGES
+from tightbeam.deploy.generation.translation import BEGINS, LANGUAGES
 from tightbeam.export.families.base import Family
 
 __all__ = ["language_settings"]
 
 
-def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) -> dict[str, dict[str, int]]:
+def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) -> dict[str, dict[str, int] | bool]:
     """Settings of a bundle that hold the ids of the languages' tokens by name.
 
     Parameters
@@ -26,7 +26,8 @@ def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) ->
     Returns
     -------
     dict
-        The setting ``lang_to_id``; empty if the model has no languages.
+        The setting ``lang_to_id``, and ``language_begins`` if the target's token begins the output; empty if the model
+        has no languages.
     """
     if family.languages is None or tokenizer is None:
         return {}
@@ -35,4 +36,5 @@ def language_settings(family: Family, tokenizer: Any | None, vocabulary: int) ->
         match = re.fullmatch(family.languages, token)
         if match and number < vocabulary:
             found[match[match.lastindex or 0]] = int(number)
-    return {LANGUAGES: dict(sorted(found.items()))} if found else {}
+    begins = {BEGINS: True} if family.language_begins else {}
+    return {LANGUAGES: dict(sorted(found.items())), **begins} if found else {}

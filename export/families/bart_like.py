@@ -62,12 +62,15 @@ class BartLike(Family):
             return trace_encoder_decoder(EncoderStep(model.get_encoder()), DecoderStep(model, positions), sizes)
 
 
-def bart_sizes_errors(config: Any, sizes: tuple[str, ...]) -> Iterator[str]:
-    """Errors of the sizes of a config with BART's names; ``sizes`` and ``SIDE_SIZES`` must be positive integers."""
+def bart_sizes_errors(config: Any, sizes: tuple[str, ...], width: str = "d_model") -> Iterator[str]:
+    """Errors of the sizes of a config with BART's names; ``sizes`` and ``SIDE_SIZES`` must be positive integers.
+
+    ``width``: the field of the model's width.
+    """
     errors = list(size_errors(config, (*sizes, *SIDE_SIZES)))
     yield from errors
     for side in () if errors else SIDES:
-        yield from head_errors(config, "d_model", f"{side}_attention_heads")
+        yield from head_errors(config, width, f"{side}_attention_heads")
 
 
 def bart_errors(config: Any, architecture: str) -> Iterator[str]:

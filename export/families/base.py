@@ -48,6 +48,10 @@ class Family:
     """a speech model takes recordings of any length, rather than windows of one"""
     languages: str | None = None
     """regular expression of the tokens that name languages; its group that matched is the name"""
+    language_begins: bool = False
+    """the token of the target language begins the output, rather than being forced"""
+    unread_weights: str | None = None
+    """regular expression of a checkpoint's tensors that belong to other models than this one"""
     image_config: str | None = None
     """file with the settings of the image processor of a model that reads images"""
     takes_patches: bool = False

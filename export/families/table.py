@@ -25,6 +25,7 @@ from tightbeam.export.families.text.led import LED
 from tightbeam.export.families.text.longt5 import LONGT5
 from tightbeam.export.families.text.m2m_100 import M2M_100
 from tightbeam.export.families.text.prophetnet import PROPHETNET
+from tightbeam.export.families.text.seamless_m4t import SEAMLESS_M4T, SEAMLESS_M4T_V2
 from tightbeam.export.families.text.t5 import MT5, T5, UMT5
 from tightbeam.export.families.text.t5gemma import T5GEMMA
 from tightbeam.export.families.text.t5gemma2 import T5GEMMA2
@@ -114,6 +115,8 @@ FAMILIES: tuple[Family, ...] = (
     MBART,
     MARIAN,
     M2M_100,
+    SEAMLESS_M4T,
+    SEAMLESS_M4T_V2,
     BLENDERBOT,
     BLENDERBOT_SMALL,
     FSMT,

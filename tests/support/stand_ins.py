@@ -15,6 +15,7 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     # An encoder and a decoder.
     "pegasus": ("m2m_100", "marian"),  # the norm first; sinusoidal positions that are computed
     "mbart": ("m2m_100",),  # the norm first, and a final norm
+    "seamless_m4t_v2": ("seamless_m4t",),  # the same text side
     "blenderbot": ("m2m_100",),
     "blenderbot-small": ("bart",),  # without BART's position offset, as Marian's
     "mt5": ("t5", "umt5"),  # T5's biases; a gated feed-forward part

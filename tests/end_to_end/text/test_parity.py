@@ -19,7 +19,7 @@ from tightbeam.graph_passes import PRESETS, RunSize
 
 FAMILIES = ("bart", "pegasus", "mbart", "marian", "fsmt", "t5", "mt5", "umt5", "prophetnet")
 EVERY_VARIANT = ("bart", "t5", "prophetnet")
-RELATED = ("m2m_100", "blenderbot", "blenderbot-small", "longt5", "led")
+RELATED = ("m2m_100", "seamless_m4t", "seamless_m4t_v2", "blenderbot", "blenderbot-small", "longt5", "led")
 """Families with the decoder of another: they differ in positions, heads and encoders, which no variant touches.
 LED has its default run in test_long_encoders.py, with global attention."""
 

@@ -41,6 +41,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     ProphetNetConfig,
     ProphetNetForConditionalGeneration,
+    SeamlessM4TConfig,
+    SeamlessM4TForTextToText,
+    SeamlessM4Tv2Config,
+    SeamlessM4Tv2ForTextToText,
     T5Config,
     T5ForConditionalGeneration,
     T5Gemma2Config,
@@ -72,6 +76,8 @@ CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mbart": (MBartConfig, MBartForConditionalGeneration),
     "marian": (MarianConfig, MarianMTModel),
     "m2m_100": (M2M100Config, M2M100ForConditionalGeneration),
+    "seamless_m4t": (SeamlessM4TConfig, SeamlessM4TForTextToText),
+    "seamless_m4t_v2": (SeamlessM4Tv2Config, SeamlessM4Tv2ForTextToText),
     "blenderbot": (BlenderbotConfig, BlenderbotForConditionalGeneration),
     "blenderbot-small": (BlenderbotSmallConfig, BlenderbotSmallForConditionalGeneration),
     "fsmt": (FSMTConfig, FSMTForConditionalGeneration),
@@ -136,11 +142,17 @@ T5GEMMA2_VISION: dict[str, Any] = {
     **{"num_attention_heads": 2, "image_size": 8, "patch_size": 4},
 }
 """The smallest tower for images, which an export leaves out."""
+SEAMLESS_SIZES: dict[str, Any] = {
+    **{"activation_function": "relu", "hidden_size": 36, "vocab_size": 98, "encoder_layers": 1, "pad_token_id": 0},
+    **{"eos_token_id": 3, "decoder_start_token_id": 3, "max_new_tokens": 20},
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": {"activation_function": "gelu", "decoder_layers": 3},
     "pegasus": {"activation_function": "relu", "vocab_size": 97, "encoder_attention_heads": 3},
     "mbart": {"activation_function": "gelu_new", "vocab_size": 103, "decoder_start_token_id": 2},
     "m2m_100": {"activation_function": "relu", "vocab_size": 98, "encoder_layers": 1},
+    "seamless_m4t": SEAMLESS_SIZES,
+    "seamless_m4t_v2": {**SEAMLESS_SIZES, "decoder_layers": 1, "scale_embedding": False, "vocab_size": 90},
     "blenderbot": {"activation_function": "gelu", "vocab_size": 94, "encoder_no_repeat_ngram_size": 2},
     "blenderbot-small": {"activation_function": "gelu", "vocab_size": 92},
     "fsmt": {
