@@ -12,8 +12,11 @@ from typing import TypeAlias
 from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.text.scripts import UNSPACED
 
-__all__ = ["ForcedWords", "Glossary", "Term", "read_glossary"]
+__all__ = ["FORCED", "FORCING_BEAMS", "ForcedWords", "Glossary", "Term", "glossary_of_pairs", "read_glossary"]
 
+FORCED = "force_words_ids"
+FORCING_BEAMS = 4
+"""Beams with which words are forced if nobody asks for a number of them."""
 ForcedWords: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 """Words as ``force_words_ids``: for each word the token ids of its forms."""
 MOST_BYTES, MOST_TERMS, MOST_FORMS, LONGEST = 1 << 22, 10_000, 64, 200
@@ -136,6 +139,26 @@ def read_glossary(
     return Glossary(terms, encode, decode)
 
 
+def glossary_of_pairs(
+    pairs: Sequence[Sequence[str]], encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]
+) -> Glossary:
+    """Make a glossary of pairs of a term and its translation, whose forms ``|`` parts.
+
+    Parameters
+    ----------
+    pairs
+        Pairs of texts, at least one.
+    encode, decode
+        As for `Glossary`.
+
+    Raises
+    ------
+    InputError
+        A pair has no term or no translation, too many forms, or too long ones.
+    """
+    return Glossary([_of_columns(pair, f"pair {place}") for place, pair in enumerate(pairs, start=1)], encode, decode)
+
+
 def _term(line: str, place: str) -> Term:
     columns = line.split("\t") if "\t" in line else next(csv.reader([line], skipinitialspace=True))
     if len(columns) != 2:
@@ -143,6 +166,10 @@ def _term(line: str, place: str) -> Term:
             f"{place} has {len(columns)} columns, expected a term and its translation with a tab or a comma between "
             f"them, such as house,Haus|Häuser; mend {short_repr(line)}"
         )
+    return _of_columns(columns, place)
+
+
+def _of_columns(columns: Sequence[str], place: str) -> Term:
     source, target = (
         tuple(dict.fromkeys(form.strip() for form in column.split("|") if form.strip())) for column in columns
     )

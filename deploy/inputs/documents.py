@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from tightbeam.deploy.documents.format import MOST_BYTES, Format
+from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, read_glossary
 from tightbeam.deploy.documents.glossary import MOST_BYTES as MOST_GLOSSARY_BYTES
-from tightbeam.deploy.documents.glossary import Glossary, read_glossary
 from tightbeam.deploy.documents.passages import Document
 from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
 from tightbeam.deploy.errors import GenerationError, InputError, open_fault
@@ -23,7 +23,6 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.text.languages import likely_name
 
 __all__ = [
-    "FORCING_BEAMS",
     "DocumentRunner",
     "TranslatedDocument",
     "glossary_of",
@@ -31,8 +30,6 @@ __all__ = [
     "read_document",
 ]
 
-FORCING_BEAMS = 4
-"""Beams of a sentence with forced words, if the settings ask for one beam."""
 TRANSLATORS = ("fsmt", "m2m_100", "marian", "mbart")
 """Families whose models translate."""
 READ = 1 << 14
@@ -169,7 +166,7 @@ class DocumentRunner:
     def _forcing(self, words: object, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return settings with forced words, and with beams if nobody asked for a number of them."""
         given = self.settings if settings is None else settings
-        own = {**given, "force_words_ids": words}
+        own = {**given, FORCED: words}
         asked = [layer for layer in caller_layers(given) if layer.asked and layer.values.get("num_beams") is not None]
         if not asked and self.model.settings.options(given).num_beams == 1:
             own["num_beams"] = FORCING_BEAMS

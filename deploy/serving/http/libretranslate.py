@@ -16,9 +16,10 @@ import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, glossary_of_pairs, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document
-from tightbeam.deploy.documents.translation import Translator, next_step, translation
+from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.translation import AUTO
 from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
@@ -35,6 +36,10 @@ __all__ = ["Languages", "translation_routes"]
 
 MOST_CHARACTERS = 1 << 18
 """Characters of the texts of a request."""
+MOST_TERMS, MOST_TERM_CHARACTERS = 1_000, 1 << 16
+"""Terms of a request's glossary, and characters of all of them: each costs time in each sentence."""
+FORCED_TOGETHER = 4
+"""The most sentences with forced words of their own that a request runs at a time."""
 MOST_FOUND, LEAST = 5, 0.01
 """The most languages that /detect lists, and the least probability of all but the first."""
 
@@ -103,8 +108,12 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         name, settings = _chosen(own, source, target)
         if kind == "html" and wanted:
             raise refused("alternatives", "is for format=text; leave it out")
+        terms = fields.get("glossary") or None
+        if terms is not None and wanted:
+            raise refused("glossary", "is not for alternatives; leave one of them out")
         if not wanted:
-            made = await while_connected(request, _documents(models[name], given, kind, source, settings))
+            glossary = None if terms is None else await asyncio.to_thread(_glossary, models[name], terms)
+            made = await while_connected(request, _documents(models[name], given, kind, source, settings, glossary))
             translated, reports = [each.text for each in made], [each.reports for each in made]
             about["translatedText"] = translated if several else translated[0]
             if any(reports):
@@ -163,13 +172,46 @@ class _Made:
     reports: list[str]
 
 
+def _glossary(model: ServedModel, given: Any) -> Glossary:
+    """Read a request's glossary: pairs of a term and its translation, or the lines of a glossary's file.
+
+    Raises HttpError.
+    """
+    pairs = given if isinstance(given, list) and all(map(_is_pair, given)) else None
+    if pairs is None and not isinstance(given, str):
+        raise refused("glossary", 'is not a list of pairs, such as [["house", "Haus|Häuser"]]; correct it')
+    codec = model.codec
+    if codec is None:
+        raise refused("glossary", "needs a model with a tokenizer; leave it out")
+    terms = given.count("\n") + 1 if pairs is None else len(pairs)
+    size = len(given) if pairs is None else sum(map(len, chain.from_iterable(pairs)))
+    if terms > MOST_TERMS or size > MOST_TERM_CHARACTERS:
+        most = f"more than {MOST_TERMS:,} terms or {MOST_TERM_CHARACTERS:,} characters"
+        raise refused("glossary", f"has {most}; send the terms of the texts")
+    try:
+        if pairs is None:
+            return read_glossary(given.encode(), "the glossary", codec.encode_output, codec.decode)
+        return glossary_of_pairs(pairs, codec.encode_output, codec.decode)
+    except (InputError, UnicodeError) as error:
+        raise HttpError(400, str(error), param="glossary") from None
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, list) and len(given) == 2 and all(isinstance(each, str) for each in given)
+
+
 async def _documents(
-    model: ServedModel, given: Sequence[str], kind: str, language: str, settings: Mapping[str, Any]
+    model: ServedModel,
+    given: Sequence[str],
+    kind: str,
+    language: str,
+    settings: Mapping[str, Any],
+    glossary: Glossary | None = None,
 ) -> list[_Made]:
     """Translate documents, the sentences of all of them together. Raises HttpError."""
     if sum(map(len, given)) > MOST_CHARACTERS:
         raise refused("q", f"has more than {MOST_CHARACTERS:,} characters; send it in pieces")
-    how = Translator(language.split("-")[0], partial(_fits, model))
+    how = Translator(language.split("-")[0], partial(_fits, model), glossary)
     try:
         async with asyncio.timeout(model.deadline_s):
             return await _in_rounds(model, given, kind, how, settings)
@@ -188,7 +230,7 @@ async def _in_rounds(
     rounds = translation([passage for document in documents for passage in document.passages], how)
     step = await asyncio.to_thread(next_step, rounds)
     while isinstance(step, list):
-        found = await _translated(model, [piece.text for piece in step], settings)
+        found = await _translated(model, step, settings)
         step = await asyncio.to_thread(next_step, rounds, found)
     made, passages = [], zip(step.texts, step.reports_of, strict=True)
     for document in documents:
@@ -211,13 +253,41 @@ def _read(text: str, kind: str) -> Document:
         raise InputError("a text holds half a character (a lone surrogate), which is not UTF-8; remove it") from None
 
 
-async def _translated(model: ServedModel, pieces: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """Translate sentences, as many in a request as it may have. Raises HttpError."""
-    found: list[str] = []
-    for begin in range(0, len(pieces), model.max_batch_size):
-        part = texts(pieces[begin : begin + model.max_batch_size])
-        found += [(output.texts or [""])[0] for output in await model.outputs({TEXT: part}, settings)]
+async def _translated(
+    model: ServedModel, pieces: Sequence[Piece], settings: Mapping[str, Any]
+) -> list[str | ValueError]:
+    """Translate sentences, as many in a request as it may have, and those with forced words each in a request.
+
+    Raises HttpError.
+    """
+    found: list[str | ValueError] = [""] * len(pieces)
+    free = [place for place, piece in enumerate(pieces) if not piece.forced]
+    for begin in range(0, len(free), model.max_batch_size):
+        places = free[begin : begin + model.max_batch_size]
+        outputs = await model.outputs({TEXT: texts([pieces[place].text for place in places])}, settings)
+        for place, output in zip(places, outputs, strict=True):
+            found[place] = (output.texts or [""])[0]
+    forced = [place for place, piece in enumerate(pieces) if piece.forced]
+    for begin in range(0, len(forced), FORCED_TOGETHER):
+        places = forced[begin : begin + FORCED_TOGETHER]
+        made = await asyncio.gather(*(_with_words(model, pieces[place], settings) for place in places))
+        for place, text in zip(places, made, strict=True):
+            found[place] = text
     return found
+
+
+async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> str | ValueError:
+    """Translate a sentence with its forced words; return the error if they cannot be forced. Raises HttpError."""
+    own: dict[str, Any] = {**settings, FORCED: piece.forced}
+    if default_beams(model.manifest.generation) == 1:
+        own["num_beams"] = FORCING_BEAMS
+    try:
+        (output,) = await model.outputs({TEXT: texts([piece.text])}, own)
+    except HttpError as error:
+        if error.status != 400:
+            raise
+        return InputError(str(error))
+    return (output.texts or [""])[0]
 
 
 def _count(given: Any) -> int:

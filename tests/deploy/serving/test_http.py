@@ -421,6 +421,28 @@ def test_texts_are_translated_sentence_by_sentence(web: httpx.Client, runners: d
     assert answer["reports"] == [['line 1: "A town 17." lost the number 17'], []]
 
 
+def test_a_glossary_forces_its_terms(web: httpx.Client, runners: dict[str, Runner], tmp_path: Path) -> None:
+    """With the translation and the reports of a runner, whose glossary is a file."""
+    (plain,) = runners["text"].generate_text(["A small town."])
+    word = next(each for each in ("river", "library", "snow") if each not in plain)
+    (tmp_path / "terms.csv").write_text(f"town,{word}\nnowhere,never\n")
+    how = {"document_format": "text", "glossary": tmp_path / "terms.csv"}
+    expected = runners["text"].translate_document(b"A small town.", **how)
+    fields = {"q": "A small town.", "source": "en", "target": "de"}
+    made = web.post("/translate", json={**fields, "glossary": [["town", word], ["nowhere", "never"]]}).json()
+    assert word in made["translatedText"] and made["translatedText"] == expected.data.decode()
+    assert made.get("reports", []) == expected.reports
+    assert web.post("/translate", data={**fields, "glossary": f"town,{word}\n"}).json() == made
+    for wrong, problem in (
+        ([["town"]], "not a list of pairs"),
+        ([["town", " "]], "pair 1 has an empty column"),
+        ([["a", "b"]] * 1001, "more than 1,000 terms"),
+        ("town", "line 1 of the glossary has 1 columns"),
+    ):
+        answer = web.post("/translate", json={**fields, "glossary": wrong})
+        assert answer.status_code == 400 and problem in answer.json()["error"]
+
+
 def test_hostile_html_takes_a_time_of_its_length(web: httpx.Client) -> None:
     """Python's parser of HTML takes minutes for 40,000 characters of this text."""
     page = "<a " * 80_000
