@@ -1,0 +1,402 @@
+"""One graph out of a bundle's encoder and decoder: the encoder, and a Loop of the decoder with the search.
+
+    source ─▶ encoder ─▶ Loop: bans ─▶ decoder ─▶ draws ─▶ forced tokens ─▶ pools and beams ─▶ sequences, lengths, scores
+                          └────────────── history, ancestry, pools, caches ◀───────────────┘
+
+The nodes of both graphs are the bundle's own, and so are their weights, which stay in the bundle's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import onnx
+import onnx.compose
+import onnx.helper
+import onnx.parser
+from onnx import TensorProto
+
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.generation.options import TIES, GenerationOptions
+from tightbeam.deploy.generation.resolve import resolve_settings
+from tightbeam.export.one_graph import search
+from tightbeam.export.one_graph.noise import NOISE, digest_of_features, digest_of_tokens
+from tightbeam.export.one_graph.rules import bans, check_rules, forced, is_end
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
+
+__all__ = ["SCALARS", "defaults_of", "one_graph", "options_of"]
+
+SCALARS: dict[str, int] = {
+    "num_beams": TensorProto.INT64,
+    "max_new_tokens": TensorProto.INT64,
+    "min_new_tokens": TensorProto.INT64,
+    "length_penalty": TensorProto.FLOAT,
+    "no_repeat_ngram_size": TensorProto.INT64,
+    "repetition_penalty": TensorProto.FLOAT,
+    "early_stopping": TensorProto.INT64,
+    "num_return_sequences": TensorProto.INT64,
+    "temperature": TensorProto.FLOAT,
+    "top_k": TensorProto.INT64,
+    "top_p": TensorProto.FLOAT,
+    "seed": TensorProto.INT64,
+}
+"""The settings of a run, each an input of shape [], with its type."""
+OUTPUTS = {"sequences": (TensorProto.INT64, 2), "lengths": (TensorProto.INT64, 1), "scores": (TensorProto.FLOAT, 1)}
+PROMPT_INPUT = "decoder_input_ids"
+STEP, ENCODER, DECODER = "step.", "encoder.", "decoder."
+"""Prefixes of the names of tensors."""
+TYPES = {
+    "history": TensorProto.INT64,
+    "beam_scores": TensorProto.FLOAT,
+    "ancestry": TensorProto.INT32,
+    "beam_index": TensorProto.INT64,
+    "pool": TensorProto.INT64,
+    "pool_scores": TensorProto.FLOAT,
+    "pool_lengths": TensorProto.INT64,
+    "final": TensorProto.BOOL,
+    "head_history": TensorProto.INT64,
+}
+RANKS = {"history": 2, "ancestry": 3, "beam_index": 1, "pool": 3, "final": 1}
+GIVEN = "    given = Constant <value = int64 {1}> ()\n"
+NEVER, FULL, HOPELESS = 2, 1, 0
+"""Values of the input ``early_stopping``: "never", True and False."""
+
+
+def options_of(manifest: Manifest) -> GenerationOptions:
+    """The settings of a bundle, resolved. Raises ExportError for a rule that a graph does not have."""
+    options = resolve_settings(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows).for_prompt(1)
+    check_rules(options)
+    return options
+
+
+def defaults_of(options: GenerationOptions) -> dict[str, float]:
+    """The value of each scalar input with which a graph generates as the bundle does."""
+    early = {True: FULL, False: HOPELESS, "never": NEVER}[options.early_stopping]
+    sampling = options.sampling
+    alone = sampling is not None and not options.samples_beams
+    return {
+        "num_beams": 1 if alone else options.num_beams,
+        "max_new_tokens": options.max_length - options.beginning,
+        "min_new_tokens": max(0, options.min_length - options.beginning),
+        "length_penalty": options.length_penalty,
+        "no_repeat_ngram_size": options.no_repeat_ngram_size,
+        "repetition_penalty": options.repetition_penalty,
+        "early_stopping": early,
+        "num_return_sequences": options.num_return_sequences,
+        "temperature": 0.0 if sampling is None else sampling.temperature,
+        "top_k": 50 if sampling is None else sampling.top_k,
+        "top_p": 1.0 if sampling is None else sampling.top_p,
+        "seed": 0,
+    }
+
+
+def one_graph(manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelProto) -> onnx.ModelProto:
+    """Make the graph that generates.
+
+    Parameters
+    ----------
+    manifest
+        The bundle's description.
+    encoder, decoder
+        The bundle's graphs, without the data of their weights.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The graph, over the same file of weights.
+
+    Raises
+    ------
+    ExportError
+        The checkpoint's settings ask for a rule that a graph does not have.
+    """
+    graph = _OneGraph(manifest, encoder, decoder)
+    model = onnx.helper.make_model(
+        graph.whole(),
+        ir_version=IR_VERSION,
+        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)],
+        producer_name="tightbeam",
+    )
+    model.functions.extend(functions(graph.nodes))
+    defaults = {name: f"{value:g}" for name, value in defaults_of(graph.options).items()}
+    onnx.helper.set_model_props(model, {f"default.{name}": value for name, value in defaults.items()})
+    return model
+
+
+def nodes_of(text: str, values: Mapping[str, Any] | None = None) -> list[onnx.NodeProto]:
+    """The nodes of statements in ONNX's text form; names in capitals are replaced by ``values`` first."""
+    for name, value in (values or {}).items():
+        text = text.replace(name, str(value))
+    function = onnx.parser.parse_function(
+        f'<domain: "text", opset_import: ["": {OPSET}]> text () => () {{\n{text}}}\n'
+    )
+    return list(function.node)
+
+
+class _OneGraph:
+    """The parts of the graph. ``nodes`` has all nodes, those inside the loop among them, once ``whole`` was called."""
+
+    def __init__(self, manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
+        self.options = options_of(manifest)
+        self._manifest = manifest
+        self._prompted = manifest.sizes.decoder_only
+        self._encoder = onnx.compose.add_prefix_graph(encoder.graph, ENCODER)
+        self._decoder = onnx.compose.add_prefix_graph(decoder.graph, DECODER)
+        self._takes = [tensor.name for tensor in encoder.graph.input]
+        self._steps = [tensor.name for tensor in decoder.graph.input]
+        self._source_outputs = {tensor.name: tensor for tensor in encoder.graph.output}
+        self._inputs = {tensor.name: tensor for tensor in encoder.graph.input}
+        self._states = manifest.cache_states
+        self._state_types = {tensor.name: tensor.type.tensor_type.elem_type for tensor in decoder.graph.input}
+        self._asks_prompt = not self._prompted and (manifest.has_windows or len(self.options.prompt) > 1)
+        self.nodes: list[onnx.NodeProto] = []
+
+    def whole(self) -> onnx.GraphProto:
+        """Make the graph."""
+        nodes = [*nodes_of(search.CONSTANTS), *self._before()]
+        body = self._body({name for node in nodes for name in node.output})
+        nodes += [self._loop(body), *nodes_of(search.RESULT)]
+        nodes[-2].output[0] = "lengths"
+        nodes = [node for node in nodes if node.op_type != "Identity" or node.output[0] != "lengths_out"]
+        self.nodes = [*nodes, *_inner(body)]
+        outputs = [
+            onnx.helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in OUTPUTS.items()
+        ]
+        return onnx.helper.make_graph(
+            nodes,
+            "generate",
+            self._graph_inputs(),
+            outputs,
+            list(self._encoder.initializer),
+            value_info=list(self._encoder.value_info),
+        )
+
+    def _graph_inputs(self) -> list[onnx.ValueInfoProto]:
+        given = [tensor for name, tensor in self._inputs.items() if name != "num_beams"]
+        if self._prompted:
+            given = [onnx.helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])]
+            given += [onnx.helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["B", "S"])]
+        if self._asks_prompt:
+            given += [onnx.helper.make_tensor_value_info(PROMPT_INPUT, TensorProto.INT64, ["B", "P"])]
+        return [*given, *(onnx.helper.make_tensor_value_info(name, kind, []) for name, kind in SCALARS.items())]
+
+    # Before the loop.
+
+    def _before(self) -> list[onnx.NodeProto]:
+        source = "input_ids" if self._prompted else self._takes[0]
+        text = f"    B1 = Shape <start = 0, end = 1> ({source})\n"
+        if self._prompted:
+            text += search.PROMPT + "    prompt = Identity (input_ids)\n"
+        elif self._asks_prompt:
+            text += f"    prompt = Identity ({PROMPT_INPUT})\n" + GIVEN
+        else:
+            tokens = ", ".join(map(str, self.options.prompt))
+            count = len(self.options.prompt)
+            text += f"    start_tokens = Constant <value = int64[1, {count}] {{{tokens}}}> ()\n"
+            text += f"    start_count = Constant <value = int64[1] {{{count}}}> ()\n"
+            text += "    start_shape = Concat <axis = 0> (B1, start_count)\n"
+            text += "    prompt = Expand (start_tokens, start_shape)\n" + GIVEN
+        text += search.START + (search.PROMPT_STATE if self._prompted else "")
+        text += digest_of_tokens if source == "input_ids" else digest_of_features.replace("SOURCE", source)
+        values = {
+            "MAX_TARGET": self._manifest.sizes.max_target,
+            "VOCABULARY": self._manifest.sizes.vocabulary,
+            "WAYS_ON": max(2, 1 + len(self.options.eos_token_ids)),
+            "TIES": TIES,
+        }
+        return [*nodes_of(text, values), *self._encoded(), *nodes_of(self._source_mask() + self._empty_caches())]
+
+    def _encoded(self) -> list[onnx.NodeProto]:
+        """The encoder's nodes, which read the graph's inputs."""
+        names = {"num_beams": "M1"}
+        if self._prompted:
+            names |= {"input_ids": "source_ids", "attention_mask": "source_mask"}
+        return _renamed(self._encoder.node, {ENCODER + name: names.get(name, name) for name in self._takes})
+
+    def _source_mask(self) -> str:
+        """Text of ``source_mask`` int64 [B, N]; all positions of a source without a mask count."""
+        if self._prompted:
+            return ""
+        if "attention_mask" in self._takes:
+            return "    source_mask = Identity (attention_mask)\n"
+        name, axis = next(
+            (name, [axis.dim_param for axis in tensor.type.tensor_type.shape.dim].index("N"))
+            if any(axis.dim_param == "N" for axis in tensor.type.tensor_type.shape.dim)
+            else (name, 1 if len(tensor.type.tensor_type.shape.dim) == 3 else 2)
+            for name, tensor in self._source_outputs.items()
+            if name != "alignment_keys"
+        )
+        return (
+            f"    source_length = Shape <start = {axis}, end = {axis + 1}> ({ENCODER}{name})\n"
+            "    source_shape = Concat <axis = 0> (B1, source_length)\n"
+            "    source_mask = Expand (one, source_shape)\n"
+        )
+
+    def _empty_caches(self) -> str:
+        """Text of the caches before the first step: zeros, or no positions."""
+        text = ""
+        for number, state in enumerate(self._states):
+            sizes = []
+            for axis, size in enumerate(state.shape):
+                if isinstance(size, int):
+                    text += f"    cache_{number}_{axis} = Constant <value = int64[1] {{{size}}}> ()\n"
+                    sizes.append(f"cache_{number}_{axis}")
+                else:
+                    sizes.append({"R": "R1", "T_max": "T_max1", "T": "axis0"}[size])
+            kind = self._state_types[state.input]
+            text += f"    cache_{number}_shape = Concat <axis = 0> ({', '.join(sizes)})\n"
+            text += f"    cache_{number}_zero = Cast <to = {kind}> (zero_float)\n"
+            text += f"    cache_{number} = Expand (cache_{number}_zero, cache_{number}_shape)\n"
+        return text
+
+    # The loop.
+
+    def _carried(self) -> tuple[str, ...]:
+        return (*search.CARRIED, *(["head_history"] if self._prompted else []))
+
+    def _loop(self, body: onnx.GraphProto) -> onnx.NodeProto:
+        carried = self._carried()
+        caches = [f"cache_{number}" for number in range(len(self._states))]
+        return onnx.helper.make_node(
+            "Loop",
+            ["T_max", "yes", *(f"{name}_0" for name in carried), *caches],
+            [*(f"{name}_end" for name in carried), *(f"{name}_end" for name in caches)],
+            "loop",
+            body=body,
+        )
+
+    def _body(self, outer: set[str]) -> onnx.GraphProto:
+        """The body of the loop: one step."""
+        options, carried = self.options, self._carried()
+        ends = search.ENDS_WITH_PROMPT if self._prompted else ""
+        begins = search.BEGINS_WITH_PROMPT if self._prompted else search.BEGINS_WITH_SOURCE
+        nodes = [
+            *nodes_of(search.STEP_BEGINS + begins + bans(options)),
+            *self._step(),
+            self._drawn_or_ranked(),
+            *nodes_of(
+                forced(options) + is_end(options) + search.STEP_ENDS + ends, {"PAD": options.pad_token_id or 0}
+            ),
+        ]
+        states = [(state, f"state_{number}") for number, state in enumerate(self._states)]
+        produced = {name for node in nodes for name in node.output}
+        own = produced | {"step", *carried, *(name for _, name in states)}
+        assert not {name for name in own - outer if name.startswith(STEP)}
+        names = {name: STEP + name for name in own if not name.startswith(DECODER)}
+        inputs = [
+            onnx.helper.make_tensor_value_info(names["step"], TensorProto.INT64, []),
+            onnx.helper.make_tensor_value_info(f"{STEP}condition", TensorProto.BOOL, []),
+            *(onnx.helper.make_tensor_value_info(names[name], TYPES[name], [None] * RANKS.get(name, 2)) for name in carried),
+            *(
+                onnx.helper.make_tensor_value_info(
+                    names[name], self._state_types[state.input], [_size(size) for size in state.shape]
+                )
+                for state, name in states
+            ),
+        ]
+        outputs = [
+            onnx.helper.make_tensor_value_info(names["goes_on"], TensorProto.BOOL, []),
+            *(
+                onnx.helper.make_tensor_value_info(names[f"{name}_next"], TYPES[name], [None] * RANKS.get(name, 2))
+                for name in carried
+            ),
+            *(
+                onnx.helper.make_tensor_value_info(
+                    f"{DECODER}{state.output}", self._state_types[state.input], [_size(size) for size in state.shape]
+                )
+                for state, _ in states
+            ),
+        ]
+        return onnx.helper.make_graph(
+            _renamed(nodes, names), "step", inputs, outputs, list(self._decoder.initializer)
+        )
+
+    def _step(self) -> list[onnx.NodeProto]:
+        """The decoder's nodes, which read what the step and the loop give."""
+        given = {
+            "tokens": "tokens",
+            "positions": "positions",
+            "lengths": "lengths",
+            "first_positions": "first_positions",
+            "ancestry": "slots_so_far",
+            "beam_index": "beam_index",
+            "history": "head_history",
+            "history_lengths": "history_lengths",
+            "beam_scores": "head_sums",
+            "banned": "banned",
+            "normalize": "has_beams",
+            "repetition_penalty": "repetition_penalty",
+            "no_repeat_ngram_size": "no_repeat_ngram_size",
+            "candidates": "C1",
+            "attention_mask": "source_mask",
+            "all_logits": "draws",
+        }
+        given |= {state.input: f"state_{number}" for number, state in enumerate(self._states)}
+        given |= {name: ENCODER + name for name in self._source_outputs}
+        names = {DECODER + name: given[name] for name in self._steps if not name.startswith("trie_")}
+        nodes = _renamed(self._decoder.node, names)
+        for node in nodes:
+            if node.op_type == "BeamTopK":
+                del node.input[9:]  # the trie
+                for place, name in enumerate(("candidate_scores", "candidate_beams", "candidate_tokens")):
+                    node.output[place] = name
+        return nodes
+
+    def _drawn_or_ranked(self) -> onnx.NodeProto:
+        """A node that gives the candidates ``free_*`` [Bs, K], drawn or as they are ranked."""
+        found, text = ("scores", "beams", "tokens"), NOISE + search.DRAW
+        kinds = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT64)
+
+        def branch(name: str, nodes: Sequence[onnx.NodeProto], prefix: str) -> onnx.GraphProto:
+            outputs = [
+                onnx.helper.make_tensor_value_info(prefix + part, kind, [None, None])
+                for part, kind in zip(found, kinds, strict=True)
+            ]
+            return onnx.helper.make_graph(nodes, name, [], outputs)
+
+        ranked = [
+            onnx.helper.make_node("Identity", [f"candidate_{part}"], [f"ranked_{part}"]) for part in found
+        ]
+        return onnx.helper.make_node(
+            "If",
+            ["draws"],
+            [f"free_{part}" for part in found],
+            "draw",
+            then_branch=branch("drawn", nodes_of(text), "drawn_"),
+            else_branch=branch("ranked", ranked, "ranked_"),
+        )
+
+
+def _size(size: int | str) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _graphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    return (attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH)
+
+
+def _inner(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """All nodes of a graph, and of the graphs inside it."""
+    return [*graph.node, *chain.from_iterable(_inner(inner) for node in graph.node for inner in _graphs(node))]
+
+
+def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
+    """Copies of nodes whose tensors have other names, in the graphs inside them too."""
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+        _rename(copy, names)
+    return copies
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for tensors in (node.input, node.output):
+        for place, name in enumerate(tensors):
+            tensors[place] = names.get(name, name)
+    for graph in _graphs(node):
+        for inner in graph.node:
+            _rename(inner, names)

@@ -1,0 +1,186 @@
+"""The checkpoint's own rules as text of ONNX's operators: end tokens, banned tokens and words, forced tokens.
+
+This is `deploy/search/processors` again. What a graph cannot have is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
+from tightbeam.export.errors import ExportError
+
+__all__ = ["bans", "check_rules", "forced", "is_end"]
+
+NEUTRAL = {
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "force_words_ids": (),
+    "stop_strings": None,
+    "renormalize": False,
+    "trie": None,
+}
+"""Rules that a graph does not have, with the values that ask for nothing."""
+NAMES = {"renormalize": "renormalize_logits"}
+
+
+def check_rules(options: GenerationOptions) -> None:
+    """Raise ExportError if the checkpoint's settings ask for a rule that a graph does not have."""
+    for name, nothing in NEUTRAL.items():
+        if getattr(options, name) != nothing:
+            raise ExportError(
+                f"one graph cannot have the checkpoint's {NAMES.get(name, name)}={getattr(options, name)!r}; remove it "
+                "from generation_config.json, or leave --one-graph out"
+            )
+    if options.timestamps is not None:
+        raise ExportError(
+            "one graph cannot have the checkpoint's return_timestamps=True; remove it from generation_config.json, "
+            "or leave --one-graph out"
+        )
+    if options.sampling is not None and (options.sampling.min_p or options.sampling.typical_p < 1):
+        raise ExportError(
+            "one graph draws by temperature, top_k and top_p alone; remove min_p and typical_p from "
+            "generation_config.json, or leave --one-graph out"
+        )
+
+
+def without_prompt(options: GenerationOptions) -> GenerationOptions:
+    """The options with a prompt of tokens alone: the languages among which a model chooses are the caller's matter."""
+    return replace(options, prompt=tuple(token for token in options.prompt if token != CHOSEN))
+
+
+def _ids(name: str, tokens: Sequence[int]) -> str:
+    return f"    {name} = Constant <value = int64[{len(tokens)}] {{{', '.join(map(str, tokens))}}}> ()\n"
+
+
+def is_end(options: GenerationOptions) -> str:
+    """Text of ``is_end`` bool [Bs, K] from ``step_tokens``."""
+    if not options.eos_token_ids:
+        return "    never_an_end = Shape (step_tokens)\n    is_end = Expand (no, never_an_end)\n"
+    return (
+        _ids("end_tokens", options.eos_token_ids)
+        + """
+    end_column = Unsqueeze (step_tokens, axis2)
+    equals_end = Equal (end_column, end_tokens)
+    equals_end_int = Cast <to = 6> (equals_end)
+    is_end_int = ReduceMax <keepdims = 0> (equals_end_int, axis2)
+    is_end = Cast <to = 9> (is_end_int)
+"""
+    )
+
+
+def bans(options: GenerationOptions) -> str:
+    """Text of ``banned`` int64 [R, X], -1 in unused places, from ``t`` and ``history``."""
+    text, lists, by_row = "", [], []
+    always = (*options.suppress_tokens, *(word[0] for word in options.bad_words_ids if len(word) == 1))
+    if always:
+        text += _ids("banned_always", always)
+        lists.append("banned_always")
+    if options.eos_token_ids:
+        text += _ids("end_ids", options.eos_token_ids)
+        text += "    is_short = Less (t, least_length)\n    banned_ends = Where (is_short, end_ids, no_token)\n"
+        lists.append("banned_ends")
+    if options.begin_suppress_tokens:
+        text += _ids("begin_ids", options.begin_suppress_tokens)
+        second = options.forced_bos_token_id is not None
+        begins = "begin_after_forced" if second else "begin_of_text"
+        text += "    begin_of_text = Equal (t, P)\n"
+        if second:
+            text += "    has_start_alone = Equal (P, one)\n    forced_begin = Add (P, one)\n"
+            text += "    begin_length = Where (has_start_alone, forced_begin, P)\n"
+            text += "    begin_after_forced = Equal (t, begin_length)\n"
+        text += f"    banned_begin = Where ({begins}, begin_ids, no_token)\n"
+        lists.append("banned_begin")
+    words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for word in options.bad_words_ids:
+        if len(word) > 1:
+            words[len(word)].append(word)
+    for length, same in words.items():
+        text += _words(length, same)
+        by_row.append(f"banned_words_{length}")
+    if not lists:
+        lists.append("no_token")
+    text += f"    banned_list = Concat <axis = 0> ({', '.join(lists)})\n"
+    text += "    banned_row = Unsqueeze (banned_list, axis0)\n    banned_count = Shape (banned_list)\n"
+    text += "    banned_shape = Concat <axis = 0> (R1, banned_count)\n"
+    text += "    banned_alike = Expand (banned_row, banned_shape)\n"
+    return text + f"    banned = Concat <axis = 1> ({', '.join(['banned_alike', *by_row])})\n"
+
+
+def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:
+    """Text of ``banned_words_<length>`` int64 [R, words]: the last tokens of words whose other tokens came last."""
+    before, count = length - 1, len(words)
+    beginnings = ", ".join(str(token) for word in words for token in word[:-1])
+    return (
+        f"    words_{length} = Constant <value = int64[1, {count}, {before}] {{{beginnings}}}> ()\n"
+        + _ids(f"last_{length}", [word[-1] for word in words])
+        + f"""
+    missing_{length} = Constant <value = int64[2] {{0, {before}}}> ()
+    padding_{length} = Concat <axis = 0> (missing_{length}, axis0, axis0)
+    no_id_{length} = Constant <value = int64 {{-1}}> ()
+    padded_{length} = Pad (history, padding_{length}, no_id_{length})
+    tail_begin_{length} = Constant <value = int64[1] {{-{before}}}> ()
+    tail_end_{length} = Constant <value = int64[1] {{{2**31}}}> ()
+    tail_{length} = Slice (padded_{length}, tail_begin_{length}, tail_end_{length}, axis1)
+    tail_row_{length} = Unsqueeze (tail_{length}, axis1)
+    same_{length} = Equal (tail_row_{length}, words_{length})
+    same_int_{length} = Cast <to = 6> (same_{length})
+    begun_int_{length} = ReduceMin <keepdims = 0> (same_int_{length}, axis2)
+    begun_{length} = Cast <to = 9> (begun_int_{length})
+    banned_words_{length} = Where (begun_{length}, last_{length}, no_token)
+"""
+    )
+
+
+def forced(options: GenerationOptions) -> str:
+    """Text of ``step_scores``, ``step_beams`` and ``step_tokens`` [Bs, K] from ``free_*``: a forced token is the only
+    continuation, with the score 0."""
+    steps = []
+    if options.forced_bos_token_id is not None:
+        steps.append(("bos", "one", (options.forced_bos_token_id,)))
+    if options.forced_eos_token_ids:
+        steps.append(("eos", "before_last", options.forced_eos_token_ids))
+    text, names = "", ("free_scores", "free_beams", "free_tokens")
+    for name, length, tokens in steps:
+        found = tuple(f"{each}_{name}" for each in ("scores", "beams", "tokens"))
+        text += _forced(name, length, tokens)
+        for before, only, after in zip(names, (f"only_{each}" for each in found), found, strict=True):
+            text += f"    {after} = Where (forces_{name}, {only}, {before})\n"
+        names = found
+    for before, after in zip(names, ("step_scores", "step_beams", "step_tokens"), strict=True):
+        text += f"    {after} = Identity ({before})\n"
+    return text
+
+
+def _forced(name: str, length: str, tokens: Sequence[int]) -> str:
+    """Text of the candidates ``only_*_<name>`` of rows that go on by one of ``tokens``, and of ``forces_<name>``."""
+    ascending = sorted(tokens)
+    return (
+        _ids(f"ids_{name}", ascending)
+        + f"""
+    is_length_{name} = Equal (t, {length})
+    forces_{name} = And (is_length_{name}, is_text)
+    count_{name} = Constant <value = int64[1] {{{len(ascending)}}}> ()
+    shape_{name} = Concat <axis = 0> (Bs_Ms, count_{name})
+    flat_{name} = Concat <axis = 0> (Bs1, minus_one)
+    sums_column_{name} = Unsqueeze (sums, axis2)
+    sums_cube_{name} = Expand (sums_column_{name}, shape_{name})
+    sums_flat_{name} = Reshape (sums_cube_{name}, flat_{name})
+    beams_column_{name} = Unsqueeze (beams_of_samples, axis2)
+    beams_cube_{name} = Expand (beams_column_{name}, shape_{name})
+    beams_flat_{name} = Reshape (beams_cube_{name}, flat_{name})
+    ids_cube_{name} = Expand (ids_{name}, shape_{name})
+    ids_flat_{name} = Reshape (ids_cube_{name}, flat_{name})
+    others_{name} = Concat <axis = 0> (Bs1, K1)
+    others_sums_{name} = Expand (minus_inf, others_{name})
+    others_ids_{name} = Expand (zero, others_{name})
+    all_sums_{name} = Concat <axis = 1> (sums_flat_{name}, others_sums_{name})
+    all_beams_{name} = Concat <axis = 1> (beams_flat_{name}, others_ids_{name})
+    all_ids_{name} = Concat <axis = 1> (ids_flat_{name}, others_ids_{name})
+    only_scores_{name}, places_{name} = TopK <axis = -1, largest = 1, sorted = 1> (all_sums_{name}, K1)
+    only_beams_{name} = GatherElements <axis = 1> (all_beams_{name}, places_{name})
+    only_tokens_{name} = GatherElements <axis = 1> (all_ids_{name}, places_{name})
+"""
+    )
