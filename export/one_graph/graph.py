@@ -271,13 +271,14 @@ class _OneGraph:
         """The body of the loop: one step."""
         options, carried = self.options, self._carried()
         ends = search.ENDS_WITH_PROMPT if self._prompted else ""
-        begins = search.BEGINS_WITH_PROMPT if self._prompted else search.BEGINS_WITH_SOURCE
+        begins = search.BEGINS_WITH_PROMPT + search.PADDED_NGRAMS if self._prompted else search.BEGINS_WITH_SOURCE
         nodes = [
-            *nodes_of(search.STEP_BEGINS + begins + bans(options)),
+            *nodes_of(search.STEP_BEGINS + begins + bans(options, ["banned_ngrams"] if self._prompted else [])),
             *self._step(),
             self._drawn_or_ranked(),
             *nodes_of(
-                forced(options) + is_end(options) + search.STEP_ENDS + ends, {"PAD": options.pad_token_id or 0}
+                forced(options) + is_end(options) + search.STEP_ENDS + ends,
+                {"FILL": options.fill_token_id, "PAD": options.pad_token_id or 0},
             ),
         ]
         states = [(state, f"state_{number}") for number, state in enumerate(self._states)]

@@ -71,9 +71,11 @@ def is_end(options: GenerationOptions) -> str:
     )
 
 
-def bans(options: GenerationOptions) -> str:
-    """Text of ``banned`` int64 [R, X], -1 in unused places, from ``t`` and ``history``."""
-    text, lists, by_row = "", [], []
+def bans(options: GenerationOptions, more: Sequence[str] = ()) -> str:
+    """Text of ``banned`` int64 [R, X], -1 in unused places, from ``t`` and ``history``; ``more`` are tensors of other
+    banned tokens [R, X]."""
+    text = ""
+    lists, by_row = [], list(more)
     always = (*options.suppress_tokens, *(word[0] for word in options.bad_words_ids if len(word) == 1))
     if always:
         text += _ids("banned_always", always)

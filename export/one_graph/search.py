@@ -23,6 +23,7 @@ __all__ = [
     "CONSTANTS",
     "DRAW",
     "ENDS_WITH_PROMPT",
+    "PADDED_NGRAMS",
     "PROMPT",
     "PROMPT_STATE",
     "RESULT",
@@ -220,6 +221,43 @@ BEGINS_WITH_PROMPT = """
 """
 """The small inputs of a decoder-only model's decoder; ``head_history`` is carried."""
 
+PADDED_NGRAMS = """
+    counted_padding = Sub (S, counts)
+    most_padding_kept = ReduceMax <keepdims = 0> (counted_padding)
+    ngram_possible = Sub (length, no_repeat_ngram_size)
+    ngram_begins_all = Min (most_padding_kept, ngram_possible)
+    ngram_begins_some = Max (ngram_begins_all, zero)
+    blocks_ngrams = Greater (no_repeat_ngram_size, zero)
+    ngram_begins = Where (blocks_ngrams, ngram_begins_some, zero)
+    ngram_starts = Range (zero, ngram_begins, one)
+    ngram_starts_count = Shape (ngram_starts)
+    ngram_starts_column = Unsqueeze (ngram_starts, axis1)
+    ngram_offsets = Range (zero, no_repeat_ngram_size, one)
+    ngram_index = Add (ngram_starts_column, ngram_offsets)
+    ngrams = Gather <axis = 1> (history, ngram_index)
+    ngram_rest = Sub (no_repeat_ngram_size, one)
+    ngram_rest_positive = Max (ngram_rest, zero)
+    ngram_rest1 = Reshape (ngram_rest_positive, axis1)
+    ngram_size1 = Reshape (no_repeat_ngram_size, axis1)
+    ngram_beginnings = Slice (ngrams, axis0, ngram_rest1, axis2)
+    ngram_ends = Slice (ngrams, ngram_rest1, ngram_size1, axis2)
+    ngram_tail_offsets = Range (zero, ngram_rest_positive, one)
+    ngram_tail_places_any = Add (ngram_tail_offsets, ngram_possible)
+    ngram_tail_places = Max (ngram_tail_places_any, zero)
+    ngram_tail = Gather <axis = 1> (history, ngram_tail_places)
+    ngram_tail_row = Unsqueeze (ngram_tail, axis1)
+    ngram_same = Equal (ngram_beginnings, ngram_tail_row)
+    ngram_differs = Not (ngram_same)
+    ngram_differs_int = Cast <to = 7> (ngram_differs)
+    ngram_differences = ReduceSum <keepdims = 0> (ngram_differs_int, axis2)
+    ngram_again = Equal (ngram_differences, zero)
+    ngram_ends_shape = Concat <axis = 0> (R1, ngram_starts_count)
+    ngram_last = Reshape (ngram_ends, ngram_ends_shape)
+    banned_ngrams = Where (ngram_again, ngram_last, no_token)
+"""
+"""``banned_ngrams`` int64 [R, X]: what would repeat an n-gram that begins in a prompt's padding, which transformers
+takes for text (``_padded_history.py``)."""
+
 ENDS_WITH_PROMPT = """
     parent_heads = Gather <axis = 0> (head_history, beam_index_next)
     new_places = Add (counts_of_rows, step)
@@ -303,7 +341,9 @@ STEP_ENDS = """
     histories_first = Gather <axis = 0> (history, rows_first)
     tokens_first_column = Unsqueeze (tokens_first, axis2)
     arrivals = Concat <axis = 2> (histories_first, tokens_first_column)
-    pad = Constant <value_int = PAD> ()
+    pad_of_beams = Constant <value_int = FILL> ()
+    pad_alone = Constant <value_int = PAD> ()
+    pad = Where (has_beams, pad_of_beams, pad_alone)
     prompt_end = Sub (P, one)
     prompt_place = Min (t, prompt_end)
     prompt_tokens_flat = Gather <axis = 1> (prompt_rows, prompt_place)
