@@ -252,6 +252,10 @@ class ExportOptions:
             check=check_global_tokens,
         ),
     ] = 0
+    one_graph: Annotated[
+        bool,
+        Option("Also write generate.onnx, one graph of encoder, decoder and search for ONNX Runtime in any language."),
+    ] = False
     chat_template: Annotated[
         str | os.PathLike[str] | None,
         Option("Jinja file with the chat template, in place of the checkpoint's own.", parse=Path),
@@ -322,6 +326,7 @@ class ExportKeywords(TypedDict, total=False):
     weight_threshold: float
     screen_logits: bool
     global_tokens: int
+    one_graph: bool
     chat_template: str | os.PathLike[str] | None
     max_differing: float | None
     max_divergence: float | None

@@ -27,6 +27,7 @@ from tightbeam.deploy.bundle.manifest import (
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import BundleError, is_panic
+from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
 from tightbeam.export.accuracy.cache_guard import INT8_CACHE_OPTIONS, check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
@@ -66,6 +67,9 @@ from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.machine_checks import weight_itemsize
+from tightbeam.export.one_graph.check import check_one_graph
+from tightbeam.export.one_graph.rules import check_rules
+from tightbeam.export.one_graph.write import write_one_graph
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
@@ -189,7 +193,10 @@ def _load(export: _Export) -> None:
         set_chat_template(checkpoint.tokenizer, export.preparation.chat_template)
     if note := note_of_chat_template(checkpoint.tokenizer):
         export.on_note(note)
-    check_settings(checkpoint, supported=options.check)
+    check_settings(checkpoint, supported=options.check or options.one_graph)
+    if options.one_graph:
+        speech = checkpoint.family.has_windows
+        check_rules(resolve_settings(checkpoint.generation_config, {}, checkpoint.sizes, speech=speech).for_prompt(1))
     if note := _note_of_prompt(checkpoint):
         export.on_note(note)
 
@@ -512,6 +519,8 @@ def _write(export: _Export) -> Bundle:
             generated_cache_precision=options.generated_cache_precision,
             weight_threshold=options.weight_threshold,
         )
+        if options.one_graph:
+            manifest = write_one_graph(folder, manifest)
         _check_draft(folder, manifest)
         if export.reference is None or export.exact is not None:  # else the comparison loads it now
             check_loads(folder)
@@ -524,6 +533,8 @@ def _write(export: _Export) -> Bundle:
         (folder / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")  # a draft, for the runner to load
         parity = compare(folder, manifest, export.reference, float32)
         _check_differing(export, manifest, parity)
+        if manifest.one_graph is not None:
+            check_one_graph(folder / manifest.one_graph.file, manifest, export.reference)
         return manifest.model_copy(update={"parity": parity})
 
     return write_bundle(export.preparation.target, fill, force=options.force)

@@ -439,6 +439,8 @@ class Manifest(Entry):
     prompt : GraphEntry or None
         The graph that encodes a part of a prompt behind cached positions, for a CPU; None if there cannot be one, and
         in older bundles.
+    one_graph : FileEntry or None
+        The graph of encoder, decoder and search together, for other programs; None if the export was not asked for it.
     precision_error : PrecisionErrorEntry or None
         The error of half precision, int8 or int4; None in float32, and if it was not measured.
     provenance : Provenance or None
@@ -473,6 +475,7 @@ class Manifest(Entry):
     convolutions: tuple[tuple[Size, Size, Annotated[int, Field(ge=0, lt=2**15)]], ...] = ()
     image: FileEntry | None = None
     alignment: AlignmentEntry | None = None
+    one_graph: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
@@ -526,5 +529,5 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        optional = tuple(entry for entry in (self.prompt, self.speech, self.image) if entry is not None)
+        optional = tuple(entry for entry in (self.prompt, self.speech, self.image, self.one_graph) if entry is not None)
         return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))

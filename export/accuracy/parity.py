@@ -21,7 +21,7 @@ from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError
 
-__all__ = ["TIE_TOLERANCE", "check_loads", "compare", "is_exact", "sequences_of"]
+__all__ = ["TIE_TOLERANCE", "check_loads", "compare", "is_exact", "is_tie", "sequences_of"]
 
 SCORE_TOLERANCE = 1e-3
 """Largest difference of a sequence score, per unit of score. The tokens decide; this finds a score that is wrong
@@ -86,7 +86,7 @@ def compare(
                 if not exact:
                     differing += 1
                     continue
-                if _is_tie(reference, expected, record, index):
+                if is_tie(reference, expected, record, index):
                     ties += 1
                     continue
             tokens += len(expected.sequences[index])
@@ -116,8 +116,10 @@ def sequences_of(folder: Path, reference: Reference) -> list[list[list[int]]]:
     return [[record["tokens"] for record in records] for _, records in _run_bundle(folder, reference)]
 
 
-def _is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:
+def is_tie(reference: Reference, expected: Generation, record: dict[str, Any], index: int) -> bool:
     """True if rounding or a prompt's padding decides between the two sequences, rather than the model.
+
+    ``record`` is a line of ``run-model``: its ``tokens``, and its ``score`` if it has one.
 
     The n-grams that transformers blocks and the repetitions that it penalises also count a prompt's padding. A bundle
     counts the tokens of the prompt alone.

@@ -24,7 +24,17 @@ from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.counts import counted
 from tightbeam.export.errors import ExportError, first_line
 
-__all__ = ["Generation", "Reference", "Samples", "TextSamples", "generate", "greedy", "make_reference", "samples_of"]
+__all__ = [
+    "SEED",
+    "Generation",
+    "Reference",
+    "Samples",
+    "TextSamples",
+    "generate",
+    "greedy",
+    "make_reference",
+    "samples_of",
+]
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},  # the checkpoint's own

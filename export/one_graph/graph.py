@@ -1,7 +1,7 @@
 """One graph out of a bundle's encoder and decoder: the encoder, and a Loop of the decoder with the search.
 
-    source ─▶ encoder ─▶ Loop: bans ─▶ decoder ─▶ draws ─▶ forced tokens ─▶ pools and beams ─▶ sequences, lengths, scores
-                          └────────────── history, ancestry, pools, caches ◀───────────────┘
+    source ─▶ encoder ─▶ Loop: bans ─▶ decoder ─▶ draws ─▶ forced tokens ─▶ pools, beams ─▶ sequences, lengths, scores
+                          └────────── history, ancestry, pools, caches ◀──────────┘
 
 The nodes of both graphs are the bundle's own, and so are their weights, which stay in the bundle's file.
 """
@@ -23,10 +23,10 @@ from tightbeam.deploy.generation.options import TIES, GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.one_graph import search
 from tightbeam.export.one_graph.noise import NOISE, digest_of_features, digest_of_tokens
-from tightbeam.export.one_graph.rules import bans, check_rules, forced, is_end
+from tightbeam.export.one_graph.rules import bans, check_rules, forced, is_end, prompt_choice
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
 
-__all__ = ["SCALARS", "defaults_of", "one_graph", "options_of"]
+__all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "scalars_of"]
 
 SCALARS: dict[str, int] = {
     "num_beams": TensorProto.INT64,
@@ -71,8 +71,8 @@ def options_of(manifest: Manifest) -> GenerationOptions:
     return options
 
 
-def defaults_of(options: GenerationOptions) -> dict[str, float]:
-    """The value of each scalar input with which a graph generates as the bundle does."""
+def scalars_of(options: GenerationOptions) -> dict[str, float]:
+    """The value of each scalar input with which a graph generates as these settings ask."""
     early = {True: FULL, False: HOPELESS, "never": NEVER}[options.early_stopping]
     sampling = options.sampling
     alone = sampling is not None and not options.samples_beams
@@ -120,7 +120,7 @@ def one_graph(manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelP
         producer_name="tightbeam",
     )
     model.functions.extend(functions(graph.nodes))
-    defaults = {name: f"{value:g}" for name, value in defaults_of(graph.options).items()}
+    defaults = {name: f"{value:g}" for name, value in scalars_of(graph.options).items()}
     onnx.helper.set_model_props(model, {f"default.{name}": value for name, value in defaults.items()})
     return model
 
@@ -129,9 +129,7 @@ def nodes_of(text: str, values: Mapping[str, Any] | None = None) -> list[onnx.No
     """The nodes of statements in ONNX's text form; names in capitals are replaced by ``values`` first."""
     for name, value in (values or {}).items():
         text = text.replace(name, str(value))
-    function = onnx.parser.parse_function(
-        f'<domain: "text", opset_import: ["": {OPSET}]> text () => () {{\n{text}}}\n'
-    )
+    function = onnx.parser.parse_function(f'<domain: "text", opset_import: ["": {OPSET}]> text () => () {{\n{text}}}\n')
     return list(function.node)
 
 
@@ -161,9 +159,7 @@ class _OneGraph:
         nodes[-2].output[0] = "lengths"
         nodes = [node for node in nodes if node.op_type != "Identity" or node.output[0] != "lengths_out"]
         self.nodes = [*nodes, *_inner(body)]
-        outputs = [
-            onnx.helper.make_tensor_value_info(name, kind, [None] * rank) for name, (kind, rank) in OUTPUTS.items()
-        ]
+        outputs = [_info(name, kind, [None] * rank) for name, (kind, rank) in OUTPUTS.items()]
         return onnx.helper.make_graph(
             nodes,
             "generate",
@@ -176,11 +172,11 @@ class _OneGraph:
     def _graph_inputs(self) -> list[onnx.ValueInfoProto]:
         given = [tensor for name, tensor in self._inputs.items() if name != "num_beams"]
         if self._prompted:
-            given = [onnx.helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"])]
-            given += [onnx.helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["B", "S"])]
+            given = [_info("input_ids", TensorProto.INT64, ["B", "S"])]
+            given += [_info("attention_mask", TensorProto.INT64, ["B", "S"])]
         if self._asks_prompt:
-            given += [onnx.helper.make_tensor_value_info(PROMPT_INPUT, TensorProto.INT64, ["B", "P"])]
-        return [*given, *(onnx.helper.make_tensor_value_info(name, kind, []) for name, kind in SCALARS.items())]
+            given += [_info(PROMPT_INPUT, TensorProto.INT64, ["B", "P"])]
+        return [*given, *(_info(name, kind, []) for name, kind in SCALARS.items())]
 
     # Before the loop.
 
@@ -206,7 +202,7 @@ class _OneGraph:
             "WAYS_ON": max(2, 1 + len(self.options.eos_token_ids)),
             "TIES": TIES,
         }
-        return [*nodes_of(text, values), *self._encoded(), *nodes_of(self._source_mask() + self._empty_caches())]
+        return [*nodes_of(text, values), *self._encoded(), *self._source_mask(), *nodes_of(self._empty_caches())]
 
     def _encoded(self) -> list[onnx.NodeProto]:
         """The encoder's nodes, which read the graph's inputs."""
@@ -215,24 +211,20 @@ class _OneGraph:
             names |= {"input_ids": "source_ids", "attention_mask": "source_mask"}
         return _renamed(self._encoder.node, {ENCODER + name: names.get(name, name) for name in self._takes})
 
-    def _source_mask(self) -> str:
-        """Text of ``source_mask`` int64 [B, N]; all positions of a source without a mask count."""
+    def _source_mask(self) -> list[onnx.NodeProto]:
+        """The nodes of ``source_mask`` int64 [B, N]; all positions of a source without a mask count."""
         if self._prompted:
-            return ""
+            return []
         if "attention_mask" in self._takes:
-            return "    source_mask = Identity (attention_mask)\n"
-        name, axis = next(
-            (name, [axis.dim_param for axis in tensor.type.tensor_type.shape.dim].index("N"))
-            if any(axis.dim_param == "N" for axis in tensor.type.tensor_type.shape.dim)
-            else (name, 1 if len(tensor.type.tensor_type.shape.dim) == 3 else 2)
-            for name, tensor in self._source_outputs.items()
-            if name != "alignment_keys"
-        )
-        return (
-            f"    source_length = Shape <start = {axis}, end = {axis + 1}> ({ENCODER}{name})\n"
-            "    source_shape = Concat <axis = 0> (B1, source_length)\n"
-            "    source_mask = Expand (one, source_shape)\n"
-        )
+            return nodes_of("    source_mask = Identity (attention_mask)\n")
+        name = next(name for name in self._source_outputs if name != "alignment_keys")
+        axis = 2 if len(self._source_outputs[name].type.tensor_type.shape.dim) == 4 else 1  # [B, G, N, K], [B, N, X]
+        text = f"""
+    source_length = Shape <start = {axis}, end = {axis + 1}> (encoded)
+    source_shape = Concat <axis = 0> (B1, source_length)
+    source_mask = Expand (one, source_shape)
+"""
+        return _renamed(nodes_of(text), {"encoded": ENCODER + name})
 
     def _empty_caches(self) -> str:
         """Text of the caches before the first step: zeros, or no positions."""
@@ -277,7 +269,7 @@ class _OneGraph:
             *self._step(),
             self._drawn_or_ranked(),
             *nodes_of(
-                forced(options) + is_end(options) + search.STEP_ENDS + ends,
+                prompt_choice(options) + forced(options) + is_end(options) + search.STEP_ENDS + ends,
                 {"FILL": options.fill_token_id, "PAD": options.pad_token_id or 0},
             ),
         ]
@@ -286,33 +278,20 @@ class _OneGraph:
         own = produced | {"step", *carried, *(name for _, name in states)}
         assert not {name for name in own - outer if name.startswith(STEP)}
         names = {name: STEP + name for name in own if not name.startswith(DECODER)}
+        kinds = [self._state_types[state.input] for state, _ in states]
+        caches = [[_size(size) for size in state.shape] for state, _ in states]
         inputs = [
-            onnx.helper.make_tensor_value_info(names["step"], TensorProto.INT64, []),
-            onnx.helper.make_tensor_value_info(f"{STEP}condition", TensorProto.BOOL, []),
-            *(onnx.helper.make_tensor_value_info(names[name], TYPES[name], [None] * RANKS.get(name, 2)) for name in carried),
-            *(
-                onnx.helper.make_tensor_value_info(
-                    names[name], self._state_types[state.input], [_size(size) for size in state.shape]
-                )
-                for state, name in states
-            ),
+            _info(names["step"], TensorProto.INT64, []),
+            _info(f"{STEP}condition", TensorProto.BOOL, []),
+            *(_carried_info(name, names[name]) for name in carried),
+            *(_info(names[name], *rest) for (_, name), *rest in zip(states, kinds, caches, strict=True)),
         ]
         outputs = [
-            onnx.helper.make_tensor_value_info(names["goes_on"], TensorProto.BOOL, []),
-            *(
-                onnx.helper.make_tensor_value_info(names[f"{name}_next"], TYPES[name], [None] * RANKS.get(name, 2))
-                for name in carried
-            ),
-            *(
-                onnx.helper.make_tensor_value_info(
-                    f"{DECODER}{state.output}", self._state_types[state.input], [_size(size) for size in state.shape]
-                )
-                for state, _ in states
-            ),
+            _info(names["goes_on"], TensorProto.BOOL, []),
+            *(_carried_info(name, names[f"{name}_next"]) for name in carried),
+            *(_info(DECODER + state.output, *rest) for (state, _), *rest in zip(states, kinds, caches, strict=True)),
         ]
-        return onnx.helper.make_graph(
-            _renamed(nodes, names), "step", inputs, outputs, list(self._decoder.initializer)
-        )
+        return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, list(self._decoder.initializer))
 
     def _step(self) -> list[onnx.NodeProto]:
         """The decoder's nodes, which read what the step and the loop give."""
@@ -337,7 +316,7 @@ class _OneGraph:
         given |= {state.input: f"state_{number}" for number, state in enumerate(self._states)}
         given |= {name: ENCODER + name for name in self._source_outputs}
         names = {DECODER + name: given[name] for name in self._steps if not name.startswith("trie_")}
-        nodes = _renamed(self._decoder.node, names)
+        nodes = _renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})
         for node in nodes:
             if node.op_type == "BeamTopK":
                 del node.input[9:]  # the trie
@@ -351,15 +330,10 @@ class _OneGraph:
         kinds = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT64)
 
         def branch(name: str, nodes: Sequence[onnx.NodeProto], prefix: str) -> onnx.GraphProto:
-            outputs = [
-                onnx.helper.make_tensor_value_info(prefix + part, kind, [None, None])
-                for part, kind in zip(found, kinds, strict=True)
-            ]
+            outputs = [_info(prefix + part, kind, [None, None]) for part, kind in zip(found, kinds, strict=True)]
             return onnx.helper.make_graph(nodes, name, [], outputs)
 
-        ranked = [
-            onnx.helper.make_node("Identity", [f"candidate_{part}"], [f"ranked_{part}"]) for part in found
-        ]
+        ranked = [onnx.helper.make_node("Identity", [f"candidate_{part}"], [f"ranked_{part}"]) for part in found]
         return onnx.helper.make_node(
             "If",
             ["draws"],
@@ -368,6 +342,14 @@ class _OneGraph:
             then_branch=branch("drawn", nodes_of(text), "drawn_"),
             else_branch=branch("ranked", ranked, "ranked_"),
         )
+
+
+_info = onnx.helper.make_tensor_value_info
+
+
+def _carried_info(name: str, tensor: str) -> onnx.ValueInfoProto:
+    """The type of what the loop carries, as the tensor of another name."""
+    return _info(tensor, TYPES[name], [None] * RANKS.get(name, 2))
 
 
 def _size(size: int | str) -> int | None:

@@ -1,8 +1,8 @@
 """Gumbel noise for the draws of a step: random numbers of Philox4x32-10 by seed, sample, row, step and continuation.
 
 A number depends on what it is for, not on the batch: its key is the seed and a digest of the sample's input, its
-counter the continuation, the sample's row and the step. Source: Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3". All numbers are int64, because not every runtime has the operators of uint32.
+counter the continuation, the sample's row and the step. Source: Salmon et al. 2011, "Parallel random numbers: as easy
+as 1, 2, 3". All numbers are int64, because not every runtime has the operators of uint32.
 """
 
 from __future__ import annotations

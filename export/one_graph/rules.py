@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tightbeam.deploy.generation.options import CHOSEN, GenerationOptions
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.export.errors import ExportError
 
-__all__ = ["bans", "check_rules", "forced", "is_end"]
+__all__ = ["bans", "check_rules", "forced", "is_end", "prompt_choice"]
 
 NEUTRAL = {
     "encoder_no_repeat_ngram_size": 0,
@@ -44,11 +43,6 @@ def check_rules(options: GenerationOptions) -> None:
             "one graph draws by temperature, top_k and top_p alone; remove min_p and typical_p from "
             "generation_config.json, or leave --one-graph out"
         )
-
-
-def without_prompt(options: GenerationOptions) -> GenerationOptions:
-    """The options with a prompt of tokens alone: the languages among which a model chooses are the caller's matter."""
-    return replace(options, prompt=tuple(token for token in options.prompt if token != CHOSEN))
 
 
 def _ids(name: str, tokens: Sequence[int]) -> str:
@@ -136,17 +130,34 @@ def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:
     )
 
 
+def prompt_choice(options: GenerationOptions) -> str:
+    """Text of ``prompt_token`` int64 [R] from ``prompt_asked``: where the prompt has the placeholder of a token that the
+    model chooses (Whisper's language), the best one of its choices."""
+    if not options.choices:
+        return "    prompt_token = Identity (prompt_asked)\n"
+    return (
+        _ids("choices", options.choices)
+        + """
+    choice_logits = Gather <axis = 1> (step_logits, choices)
+    choice_places = ArgMax <axis = 1, keepdims = 0> (choice_logits)
+    chosen_of_choices = Gather <axis = 0> (choices, choice_places)
+    is_choice = Less (prompt_asked, zero)
+    prompt_token = Where (is_choice, chosen_of_choices, prompt_asked)
+"""
+    )
+
+
 def forced(options: GenerationOptions) -> str:
     """Text of ``step_scores``, ``step_beams`` and ``step_tokens`` [Bs, K] from ``free_*``: a forced token is the only
     continuation, with the score 0."""
-    steps = []
+    steps: list[tuple[str, str, tuple[int, ...]]] = []
     if options.forced_bos_token_id is not None:
         steps.append(("bos", "one", (options.forced_bos_token_id,)))
     if options.forced_eos_token_ids:
         steps.append(("eos", "before_last", options.forced_eos_token_ids))
-    text, names = "", ("free_scores", "free_beams", "free_tokens")
+    text, names = "", ["free_scores", "free_beams", "free_tokens"]
     for name, length, tokens in steps:
-        found = tuple(f"{each}_{name}" for each in ("scores", "beams", "tokens"))
+        found = [f"{each}_{name}" for each in ("scores", "beams", "tokens")]
         text += _forced(name, length, tokens)
         for before, only, after in zip(names, (f"only_{each}" for each in found), found, strict=True):
             text += f"    {after} = Where (forces_{name}, {only}, {before})\n"

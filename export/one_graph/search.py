@@ -9,9 +9,9 @@ all of them a step takes the K best or drawn candidates [Bs, K], offers the firs
 if they end, and continues the Ms best of the others. A search of one beam ends with its first finished sequence, and
 has no scores.
 
-In what the loop carries, a row has t tokens, T of which were fed: ``history`` int64 [R, t], ``beam_scores`` float32 [Bs, Ms], ``ancestry``
-int32 [B, M, T], ``beam_index`` int64 [R], ``pool`` int64 [Bs, Ms, t], ``pool_scores`` float32 and ``pool_lengths``
-int64 [Bs, Ms], ``final`` bool [Bs].
+In what the loop carries, a row has t tokens, T of which were fed: ``history`` int64 [R, t], ``beam_scores`` float32
+[Bs, Ms], ``ancestry`` int32 [B, M, T], ``beam_index`` int64 [R], ``pool`` int64 [Bs, Ms, t], ``pool_scores`` float32
+and ``pool_lengths`` int64 [Bs, Ms], ``final`` bool [Bs].
 """
 
 from __future__ import annotations
@@ -156,6 +156,9 @@ STEP_BEGINS = """
     is_text = Not (is_prompt)
     is_last = Equal (length, total)
     tokens = Slice (history, minus_one, t1, axis1)
+    prompt_end = Sub (P, one)
+    prompt_place = Min (t, prompt_end)
+    prompt_asked = Gather <axis = 1> (prompt_rows, prompt_place)
     fed32 = Cast <to = 6> (fed)
     lengths = Expand (fed32, B1)
     slots_so_far = Concat <axis = 2> (ancestry, slots)
@@ -344,10 +347,7 @@ STEP_ENDS = """
     pad_of_beams = Constant <value_int = FILL> ()
     pad_alone = Constant <value_int = PAD> ()
     pad = Where (has_beams, pad_of_beams, pad_alone)
-    prompt_end = Sub (P, one)
-    prompt_place = Min (t, prompt_end)
-    prompt_tokens_flat = Gather <axis = 1> (prompt_rows, prompt_place)
-    prompt_tokens = Reshape (prompt_tokens_flat, Bs_Ms)
+    prompt_tokens = Reshape (prompt_token, Bs_Ms)
     filling = Where (is_prompt, prompt_tokens, pad)
     filling_column = Unsqueeze (filling, axis2)
     pool_wider = Concat <axis = 2> (pool, filling_column)

@@ -1,0 +1,1 @@
+"""One graph that generates, for programs without Tightbeam: encoder, decoder and search, over a bundle's weights."""

@@ -1,0 +1,105 @@
+"""The comparison of ``generate.onnx`` with ``model.generate``: the graph runs in ONNX Runtime, without our library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from onnx import helper
+
+from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.generation.resolve import resolve_settings
+from tightbeam.export.accuracy.parity import is_exact, is_tie
+from tightbeam.export.accuracy.reference import SEED, Generation, Reference
+from tightbeam.export.errors import ExportError
+from tightbeam.export.one_graph.graph import PROMPT_INPUT, SCALARS, scalars_of
+from tightbeam.graph_passes.model import Array
+
+__all__ = ["check_one_graph", "scalar_inputs"]
+
+
+def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> None:
+    """Run the graph on the inputs of a reference, and compare the tokens.
+
+    Settings that draw are left out: the graph has random numbers of its own.
+
+    Parameters
+    ----------
+    path
+        The graph, beside its weights.
+    manifest
+        The bundle's description.
+    reference
+        Inputs, and what torch generated from them.
+
+    Raises
+    ------
+    ExportError
+        ONNX Runtime cannot run the graph, or a sequence of an exact bundle differs.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        for made in reference.generations:
+            if SEED not in made.settings:
+                _compare(session, manifest, reference, made)
+    except Exception as error:
+        if "onnxruntime" not in type(error).__module__:
+            raise
+        reason = str(error).splitlines()[0]
+        raise ExportError(
+            f"the one graph does not run: {reason}; please report this with the checkpoint's config.json, and leave "
+            "--one-graph out"
+        ) from error
+
+
+def _compare(session: ort.InferenceSession, manifest: Manifest, reference: Reference, made: Generation) -> None:
+    """Compare the sequences of one setting."""
+    settings = {name: value for name, value in made.settings.items() if name != "do_sample"}
+    resolved = resolve_settings(manifest.generation, settings, manifest.sizes, speech=manifest.has_windows)
+    options = resolved.for_prompt(1)
+    inputs = _source(session, manifest, reference)
+    samples = len(next(iter(inputs.values())))
+    names = {each.name for each in session.get_inputs()}
+    if PROMPT_INPUT in names:
+        inputs[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (samples, 1))
+    sequences, lengths, scores = session.run(None, {**inputs, **scalar_inputs(scalars_of(options))})
+    returned = len(sequences) // samples
+    given = inputs["input_ids"].shape[1] if manifest.sizes.decoder_only else 0
+    for index in range(samples):
+        row = index * returned
+        tokens = sequences[row, given : lengths[row]].tolist()
+        record = {"tokens": tokens, "score": float(scores[row]) if made.scores is not None else None}
+        if tokens == made.sequences[index] or not is_exact(manifest) or is_tie(reference, made, record, index):
+            continue
+        raise ExportError(
+            f"the one graph does not generate what torch does (sample {index}, settings {made.settings}): {tokens}, "
+            f"expected {made.sequences[index]}; please report this with the checkpoint's config.json, and leave "
+            "--one-graph out"
+        )
+
+
+def _source(session: ort.InferenceSession, manifest: Manifest, reference: Reference) -> dict[str, Array]:
+    """The inputs of the graph for the samples of a reference."""
+    names = {each.name for each in session.get_inputs()}
+    arguments = {
+        {"inputs": "input_ids"}.get(name, name): value.numpy()
+        for name, value in reference.samples.arguments(torch.float32).items()
+        if isinstance(value, torch.Tensor)
+    }
+    inputs = {name: value for name, value in arguments.items() if name in names}
+    if "attention_mask" in names and "attention_mask" not in inputs:
+        features = next(iter(inputs.values()))
+        positions = manifest.source_positions(features.shape[1])
+        inputs["attention_mask"] = np.ones((len(features), positions), np.int64)
+    return inputs
+
+
+def scalar_inputs(values: Mapping[str, Any]) -> dict[str, Array]:
+    """The scalar inputs of the graph as arrays of their types."""
+    return {name: np.array(values[name], helper.tensor_dtype_to_np_dtype(kind)) for name, kind in SCALARS.items()}
