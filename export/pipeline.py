@@ -519,13 +519,13 @@ def _write(export: _Export) -> Bundle:
             generated_cache_precision=options.generated_cache_precision,
             weight_threshold=options.weight_threshold,
         )
-        if options.one_graph:
-            manifest = write_one_graph(folder, manifest)
         _check_draft(folder, manifest)
         if export.reference is None or export.exact is not None:  # else the comparison loads it now
             check_loads(folder)
         del export.checkpoint, export.results
         error, float32 = _measure_precision(export, folder, manifest)
+        if options.one_graph:
+            manifest = write_one_graph(folder, manifest)
         if export.reference is None:
             return manifest
         export.on_step(COMPARING)

@@ -24,6 +24,7 @@ from tightbeam.export.accuracy import parity, reference
 from tightbeam.export.checkpoint.config import longest_output
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
+from tightbeam.export.one_graph import search
 from tightbeam.export.progress import STEPS
 from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, rewrite
 
@@ -91,19 +92,19 @@ def test_padding_of_a_prompt_decides_nothing(checkpoints: CheckpointCache) -> No
     ]
     assert alone != padded.sequences
     for index, tokens in enumerate(alone):
-        assert parity._is_tie(made, padded, {"tokens": tokens}, index)
-        assert not parity._is_tie(made, padded, {"tokens": [*tokens, 5]}, index)
+        assert parity.is_tie(made, padded, {"tokens": tokens}, index)
+        assert not parity.is_tie(made, padded, {"tokens": [*tokens, 5]}, index)
 
 
 def test_a_tie_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     expected = reference.Generation({"num_beams": 2, "max_new_tokens": 5}, [[2, 5, 6]], [-4.0], None)
     samples = reference.TextSamples(("[5, 6]",), ([5, 6],), as_ids=True, pad_left_with=None)
     found = reference.Reference(checkpoints("bart"), samples, (expected,))
-    assert parity._is_tie(found, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
+    assert parity.is_tie(found, expected, {"tokens": [2, 6, 5], "score": -4.000001}, 0)
     settings = {"num_beams": 2, "max_new_tokens": 5}
     own = reference.generate(load_checkpoint(checkpoints("bart")), samples, settings)
-    assert not parity._is_tie(found, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
-    assert parity._is_tie(found, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
+    assert not parity.is_tie(found, own, {"tokens": [2, 6, 5], "score": -99.0}, 0)
+    assert parity.is_tie(found, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 
 
 def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
@@ -116,6 +117,25 @@ def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: Checkpoint
     with pytest.raises(ValueError, match=r"encoder_repetition_penalty=1\.5 .from the checkpoint"):
         runner.generate(np.array([[5, 6]]))
     runner.generate(np.array([[5, 6]]), encoder_repetition_penalty=1.0, max_new_tokens=2)
+
+
+def test_one_graph_refuses_a_rule_that_it_does_not_have_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    checkpoint = checkpoints("bart", generation={"encoder_no_repeat_ngram_size": 2})
+    steps: list[str] = []
+    with pytest.raises(ExportError, match="one graph cannot have the checkpoint's encoder_no_repeat_ngram_size=2"):
+        export_model(checkpoint, tmp_path / "out", one_graph=True, on_step=steps.append)
+    assert steps == ["loading"]
+
+
+def test_one_graph_with_other_tokens_is_not_kept(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search of the graph continues the worst candidates; the comparison must find it."""
+    rule = "run_scores, order = TopK <axis = -1, largest = 1, sorted = 1>"
+    monkeypatch.setattr(search, "STEP_ENDS", search.STEP_ENDS.replace(rule, rule.replace("largest = 1", "largest = 0")))
+    with pytest.raises(ExportError, match="the one graph does not generate what torch does"):
+        export_model(checkpoints("bart"), tmp_path / "out", variant="el", one_graph=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -216,7 +236,9 @@ def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_
 
 
 def test_the_demo_model_exports_and_ties_its_embedding(bundles: BundleCache, tmp_path: Path) -> None:
-    bundle = export_model("demo", tmp_path / "demo", variant="el")
+    bundle = export_model("demo", tmp_path / "demo", variant="el", one_graph=True)
+    assert bundle.manifest.one_graph is not None
+    assert bundle.file(bundle.manifest.one_graph).name == "generate.onnx"
     matched = {entry.name: entry.matched for entry in bundle.manifest.passes}
     assert matched["tie_embeddings"] == 1
     numbers = sum(p.numel() for p in load_checkpoint("demo").model.parameters())

@@ -1,0 +1,165 @@
+"""The one graph, in ONNX Runtime without our library: token for token what a runner gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.bundles.cache import BundleCache
+from support.bundles.demo import demo_bundle
+from support.one_graph import OneGraph
+from support.references.causal_runs import runs
+from support.references.generate_runs import SETTINGS, runs_of
+from support.slow_cases import slow_unless
+from tightbeam.deploy import Runner
+from tightbeam.deploy.generation.sampling import Sampling
+from tightbeam.deploy.search.warpers import row_weights
+from tightbeam.graph_passes import PRESETS
+
+Array = Any
+OF_SOURCE = "encoder_no_repeat_ngram_size"
+TEXT = [("bart", variant) for variant in PRESETS] + [
+    *(("mbart", "dedup"), ("marian", "el"), ("t5", "kcache"), ("prophetnet", "dedup")),
+    *(("pegasus", "xcache"), ("m2m_100", "dedup"), ("longt5", "dedup"), ("led", "dedup")),
+]
+PROMPTED = [
+    *(("gpt2", "dedup"), ("gpt2", "el"), ("llama", "dedup"), ("gemma2", "kcache"), ("bloom", "baseline")),
+    *(("gpt_neox", "kcache"), ("olmo", "kcache"), ("mistral", "dedup"), ("falcon", "dedup")),
+]
+CLOSE = 1e-4
+"""Largest difference of a score per unit; rounding made 3e-6, and a wrong rule changes tokens."""
+
+
+def expect_same(graph: OneGraph, runner: Runner, ids: Array, mask: Array, settings: dict[str, Any]) -> None:
+    """The same sequences, and the same scores but for rounding."""
+    found = graph.generate({"input_ids": ids, "attention_mask": mask}, **settings)
+    expected = runner.generate(ids, mask, **settings)
+    np.testing.assert_array_equal(found.sequences, expected.sequences, err_msg=str(settings))
+    if expected.scores is not None:
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=CLOSE, atol=CLOSE, err_msg=str(settings))
+    given = 1 if not runner.manifest.sizes.decoder_only else ids.shape[1]
+    assert ((found.lengths >= given) & (found.lengths <= found.sequences.shape[1])).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    slow_unless(TEXT, lambda family, variant: (family, variant) in (("bart", "el"), ("t5", "kcache"))),
+)
+def test_an_encoder_decoder_gives_the_runners_tokens(bundles: BundleCache, family: str, variant: str) -> None:
+    runner, graph = Runner.load(bundles(variant, family), threads=1), OneGraph(bundles(variant, family))
+    for ids, mask, settings in runs_of(runner, [each for each in SETTINGS if OF_SOURCE not in each]):
+        expect_same(graph, runner, ids, mask, settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    slow_unless(PROMPTED, lambda family, variant: family in ("gpt2", "llama") and variant == "dedup"),
+)
+def test_a_decoder_only_model_gives_the_runners_tokens(bundles: BundleCache, family: str, variant: str) -> None:
+    """Prompts of mixed lengths are padded on the left, and counted as ``generate`` counts padding."""
+    runner, graph = Runner.load(bundles(variant, family), threads=1), OneGraph(bundles(variant, family))
+    for ids, mask, settings in runs():
+        expect_same(graph, runner, ids, mask, settings)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, OneGraph]:
+    """The demo model's runner and graph."""
+    path = demo_bundle(tmp_path_factory.mktemp("one-graph") / "demo", "el")
+    return Runner.load(path, threads=1), OneGraph(path)
+
+
+def random_settings(generator: np.random.Generator) -> dict[str, Any]:
+    """Settings of a search, at random."""
+    M = int(generator.integers(1, 6))
+    settings: dict[str, Any] = {
+        "num_beams": M,
+        "max_new_tokens": int(generator.integers(1, 30)),
+        "no_repeat_ngram_size": int(generator.choice([0, 1, 2, 3])),
+        "repetition_penalty": float(generator.choice([1.0, 1.3, 0.8])),
+        "num_return_sequences": int(generator.integers(1, M + 1)),
+    }
+    if generator.random() < 0.4:
+        settings["min_new_tokens"] = int(generator.integers(1, settings["max_new_tokens"] + 1))
+    if M > 1:
+        settings["length_penalty"] = float(generator.choice([1.0, 0.6, 2.0, -1.0, 0.0]))
+        settings["early_stopping"] = [False, True, "never"][generator.integers(3)]
+    return settings
+
+
+def random_sources(generator: np.random.Generator, vocabulary: int) -> tuple[Array, Array]:
+    """Sources of mixed lengths."""
+    lengths = generator.integers(1, 40, generator.integers(1, 4))
+    ids = generator.integers(4, vocabulary, (len(lengths), lengths.max()))
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    return np.where(mask, ids, 1), mask
+
+
+def test_the_demo_model_gives_the_runners_tokens_under_any_settings(demo: tuple[Runner, OneGraph]) -> None:
+    runner, graph = demo
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        ids, mask = random_sources(generator, runner.manifest.sizes.source_vocabulary)
+        expect_same(graph, runner, ids, mask, random_settings(generator))
+
+
+def test_neighbours_change_nothing(demo: tuple[Runner, OneGraph]) -> None:
+    """Neither a search nor draws depend on the batch, or on padding behind a source."""
+    runner, graph = demo
+    ids, mask = random_sources(np.random.default_rng(5), runner.manifest.sizes.source_vocabulary)
+    for settings in (
+        {"num_beams": 4},
+        {"num_beams": 1, "temperature": 1.0, "seed": 3, "num_return_sequences": 2},
+        {"num_beams": 3, "temperature": 0.7, "top_k": 0, "top_p": 0.9, "seed": 9},
+    ):
+        together = graph.generate({"input_ids": ids, "attention_mask": mask}, **settings)
+        returned = len(together.sequences) // len(ids)
+        for index, length in enumerate(mask.sum(axis=1)):
+            alone = graph.generate(
+                {"input_ids": ids[index : index + 1, :length], "attention_mask": mask[index : index + 1, :length]},
+                **settings,
+            )
+            for row in range(returned):
+                count = alone.lengths[row]
+                assert together.lengths[index * returned + row] == count
+                own = together.sequences[index * returned + row, :count]
+                np.testing.assert_array_equal(own, alone.sequences[row, :count])
+
+
+def first_tokens(graph: OneGraph, source: dict[str, Array], count: int, **settings: Any) -> Array:
+    """The first drawn token of many sequences of one source."""
+    found = graph.generate(source, num_beams=1, max_new_tokens=1, num_return_sequences=count, **settings)
+    return found.sequences[:, -1]
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_k": 0, "top_p": 0.8}, {"top_k": 0, "temperature": 0.7}])
+def test_draws_have_the_distribution_of_the_scores(demo: tuple[Runner, OneGraph], settings: dict[str, Any]) -> None:
+    """The share of each token among 2,000 draws is its probability, within four standard deviations."""
+    runner, graph = demo
+    settings = {"temperature": 1.3, "seed": 11, **settings}
+    ids, mask = np.array([[40, 41, 42, 43]]), np.ones((1, 4), np.int64)
+    count = 2000
+    drawn = first_tokens(graph, {"input_ids": ids, "attention_mask": mask}, count, **settings)
+    probabilities = _probabilities(runner, ids, mask, settings)
+    for token in np.union1d(np.flatnonzero(probabilities > 1e-3), drawn):
+        share, expected_share = (drawn == token).mean(), probabilities[token]
+        assert abs(share - expected_share) <= 4 * np.sqrt(expected_share * (1 - expected_share) / count) + 1e-3, token
+
+
+def _probabilities(runner: Runner, ids: Array, mask: Array, settings: dict[str, Any]) -> Array:
+    """The probabilities [vocabulary] of the first token by the rule of a runner's draws, from its 1,024 best scores."""
+    scores = np.full(runner.manifest.sizes.vocabulary, -np.inf, np.float32)
+    best = runner.generate(
+        *(ids, mask),
+        **{"num_beams": 1, "max_new_tokens": 1, "return_token_scores": True},
+        return_alternatives=1024,
+    )
+    alternatives = best.alternatives
+    scores[alternatives.tokens[0, 0]] = alternatives.scores[0, 0]
+    asked = {name: value for name, value in settings.items() if name != "seed"}
+    weights, tokens = row_weights(scores, Sampling(**{"top_k": 0, **asked}))
+    found = np.zeros(len(scores))
+    found[np.arange(len(scores)) if tokens is None else tokens] = weights
+    return found / found.sum()
