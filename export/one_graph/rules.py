@@ -131,8 +131,8 @@ def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:
 
 
 def prompt_choice(options: GenerationOptions) -> str:
-    """Text of ``prompt_token`` int64 [R] from ``prompt_asked``: where the prompt has the placeholder of a token that the
-    model chooses (Whisper's language), the best one of its choices."""
+    """Text of ``prompt_token`` int64 [R] from ``prompt_asked``, the next token of each row's prompt. A token below 0
+    stands for one that the model chooses (Whisper's language): the best one of its choices."""
     if not options.choices:
         return "    prompt_token = Identity (prompt_asked)\n"
     return (
