@@ -19,8 +19,9 @@ from torch import Tensor
 from tightbeam.export.accuracy.activations import AttentionActivations
 from tightbeam.export.accuracy.layer_attention import LayerAttention, rows_in_int8
 from tightbeam.graph_passes import GENERATED, SOURCE, LayerPlan, ModelGraphs
-from tightbeam.graph_passes.attention import ROTATION, AttentionBlock, cross_attention, self_attention
+from tightbeam.graph_passes.attention import NORM, ROTATION, AttentionBlock, cross_attention, self_attention
 from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.move_key_scales import shares_gain
 
 __all__ = ["choose_key_scales", "with_scaled_keys"]
 
@@ -59,9 +60,9 @@ def choose_key_scales(
         for layer, (choice, seen) in enumerate(zip(plan, by_layer, strict=True)):
             kinds = [SOURCE[choice.source] if own == "source" else GENERATED[choice.generated]]
             kinds += [SOURCE[choice.source]] if canonical.sizes.decoder_only else []
-            if any(kind.inverts for kind in kinds) or set(blocks[layer].between) - {ROTATION}:
+            if any(kind.inverts for kind in kinds) or set(blocks[layer].between) - {ROTATION, NORM}:
                 continue
-            X = canonical.rotations[layer][0].shape[1] if blocks[layer].between else 0
+            X = canonical.rotations[layer][0].shape[1] if ROTATION in blocks[layer].between else 0
             scale = _helpful(blocks[layer], seen, X)
             if scale is not None:
                 found[own][layer] = scale
@@ -83,6 +84,8 @@ def _helpful(block: AttentionBlock, seen: AttentionActivations, rotated: int) ->
     G = attention.scored.shape[1]
     by_group = attention.query.unflatten(1, (G, -1))
     query, key = _sizes(by_group, (0, 2, 3)), _sizes(attention.scored, (0, 2))
+    if shares_gain(block):
+        query, key = (sizes.square().mean(dim=0, keepdim=True).sqrt().expand(G, -1) for sizes in (query, key))
     if rotated:
         query, key = _of_pairs(query, rotated), _of_pairs(key, rotated)
     wanted = torch.log2(key / query) / 2

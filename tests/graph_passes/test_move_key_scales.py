@@ -15,18 +15,19 @@ from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_run import CalibrationRun
 from tightbeam.export.accuracy.key_scales import choose_key_scales, with_scaled_keys
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all
-from tightbeam.graph_passes.attention import self_attention
+from tightbeam.graph_passes.attention import NORM, self_attention
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.move_key_scales import move_key_scales
+from tightbeam.graph_passes.precision.move_key_scales import move_key_scales, shares_gain
 
 Seen = Mapping[str, Sequence[AttentionActivations]]
 CASES = [
     ("bart", "dedup"),
     ("llama", "dedup"),
     ("whisper", "el"),
+    ("qwen3", "dedup"),
     *(
         pytest.param(family, "dedup", marks=pytest.mark.slow)
-        for family in ("t5", "gpt2", "gpt_neox", "gemma2", "bloom", "prophetnet")
+        for family in ("t5", "gpt2", "gpt_neox", "gemma2", "bloom", "prophetnet", "olmo2", "gemma3_text")
     ),
 ]
 
@@ -38,8 +39,9 @@ def random_scales(graphs: ModelGraphs, *, smallest: int = -4) -> dict[str, dict[
     def scale(X: int) -> Array:
         found = np.exp2(generator.integers(smallest, 5, (sizes.G, sizes.K))).astype(np.float32)
         found[:, X : 2 * X] = found[:, :X]
-        return found
+        return np.repeat(found[:1], sizes.G, axis=0) if shared else found
 
+    shared = shares_gain(self_attention(graphs, "test", [0])[0])
     X = graphs.rotations[0][0].shape[1] if graphs.rotations else 0
     of_source = {} if sizes.decoder_only else {layer: scale(0) for layer in range(sizes.L)}
     return {"source": of_source, "generated": {layer: scale(X) for layer in range(sizes.L)}}
@@ -69,7 +71,7 @@ def test_float32_outputs_stay_the_same_to_the_bit(
         weights, self_attention(canonical, "test").values(), self_attention(changed, "test").values(), strict=True
     ):
         assert np.array_equal(old.key.weight.values, before)
-        assert not np.array_equal(new.key.weight.values, before)
+        assert np.array_equal(new.key.weight.values, before) == (NORM in new.between)
 
 
 def test_other_scales_are_refused(bundles: BundleCache) -> None:
@@ -79,11 +81,16 @@ def test_other_scales_are_refused(bundles: BundleCache) -> None:
     scale[0, 0] = 2
     with pytest.raises(PassError, match=r"^move_key_scales: self.1 rotates channels of different scales into one "):
         move_key_scales(canonical.copy(), {}, {1: scale})
+    of_heads = bundles.trace("qwen3")[1]
+    scale = np.exp2(np.arange(of_heads.sizes.G, dtype=np.float32))[:, None].repeat(of_heads.sizes.K, axis=1)
+    with pytest.raises(PassError, match=r"^move_key_scales: the heads of self.0 share the gain of their norm, "):
+        move_key_scales(of_heads.copy(), {}, {0: scale})
+    scale = np.ones((sizes.G, sizes.K), np.float32)
     with pytest.raises(PassError, match=r"^move_key_scales: self.0 has scales that are not powers of two"):
         move_key_scales(canonical.copy(), {}, {0: scale * 3})
 
 
-@pytest.mark.parametrize("family", ["bart", "llama"])
+@pytest.mark.parametrize("family", ["bart", "llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_keys_of_spread_channels_are_as_exact_as_before(bundles: BundleCache, family: str) -> None:
     """Keys with channels of very different sizes get scales, unless values are made of them."""
     checkpoint, canonical = bundles.trace(family)
