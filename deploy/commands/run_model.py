@@ -368,8 +368,8 @@ def run_model(
     language: Annotated[
         str | None,
         typer.Option(
-            help="Language spoken in the audio, by its code (en) or name (english); by default the model finds it. "
-            "show-bundle lists the languages that a model knows. Whisper only."
+            help="Language spoken in the audio, by its code (en) or name (english); by default Whisper finds it. "
+            "show-bundle lists the languages that a model knows. Whisper and Cohere ASR only."
         ),
     ] = None,
     task: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CODES", "language_token", "names_of"]
+__all__ = ["CODES", "NAMES", "language_token", "names_of"]
 
 _TABLE = """
     af=afrikaans am=amharic ar=arabic as=assamese az=azerbaijani ba=bashkir be=belarusian bg=bulgarian bn=bengali

@@ -23,6 +23,7 @@ from tightbeam.deploy.generation.recording import WindowStart
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES, read_scoring
 from tightbeam.deploy.generation.settings import Settings
+from tightbeam.deploy.generation.spoken_language import PROMPTS, spoken_layers
 from tightbeam.deploy.generation.translation import LANGUAGES, translation_layers
 from tightbeam.deploy.generation.whisper import WhisperSettings, read_whisper_settings
 
@@ -73,6 +74,8 @@ def resolve_settings(
         return ResolvedSettings(settings, sizes, read_whisper_settings(settings, defaults))
     if LANGUAGES in defaults:
         given_layers = translation_layers(given_layers)
+    if PROMPTS in defaults:
+        given_layers = spoken_layers(given_layers)
     return ResolvedSettings(Settings(given_layers, ModelKind.TEXT, sizes.vocabulary, sizes.max_target), sizes)
 
 

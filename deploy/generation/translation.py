@@ -16,11 +16,13 @@ from tightbeam.deploy.generation.layers import Layer, caller_layers
 
 __all__ = [
     "AUTO",
+    "BEGINNING",
     "BEGINS",
     "LANGUAGES",
     "asks_for_language",
     "check_without_text",
     "from_language",
+    "token_of",
     "translation_layers",
 ]
 

@@ -19,6 +19,7 @@ from tightbeam.deploy.errors import EngineFileError, InputError, short_repr
 from tightbeam.deploy.generation.languages import names_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import resolve_settings
+from tightbeam.deploy.generation.spoken_language import PROMPTS
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, source_outputs
 from tightbeam.deploy.runtimes.process.memory import ProcessMemory, memory_of
 
@@ -265,7 +266,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
             ", ".join(f"{name}={short_repr(value)}" for name, value in sorted(manifest.generation.items())),
         )
     )
-    if languages := manifest.generation.get("lang_to_id"):
+    if languages := manifest.generation.get("lang_to_id") or manifest.generation.get(PROMPTS):
         lines.append(("languages", f"{len(languages)}: {', '.join(names_of(languages))}"))
     lines.append(("tokenizer", facts["tokenizer"] or "none: takes and returns token ids (--ids)"))
     lines += [("engine", f"{name}: {text}") for name, text in _engines(facts["engines"])]

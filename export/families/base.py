@@ -48,6 +48,8 @@ class Family:
     """a speech model takes recordings of any length, rather than windows of one"""
     languages: str | None = None
     """regular expression of the tokens that name languages; its group that matched is the name"""
+    language_prompt: tuple[str, ...] = ()
+    """tokens that begin the output of a speech model, in which ``{}`` is the language's code"""
     language_begins: bool = False
     """the token of the target language begins the output, rather than being forced"""
     unread_weights: str | None = None

@@ -170,6 +170,11 @@ COHERE_ASR = FastConformer(
     architecture="CohereAsrForConditionalGeneration",
     feature_config="preprocessor_config.json",
     whole_recordings=True,
+    languages=r"<\|([a-z]{2})\|>",
+    language_prompt=(
+        *("▁", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|{}|>", "<|{}|>"),
+        *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
+    ),
     aliases={"cohere-transcribe-03-2026": "CohereLabs/cohere-transcribe-03-2026"},
 )
 CANARY = FastConformer(

@@ -35,6 +35,7 @@ from tightbeam.export import export_model
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
+from tightbeam.export.families.speech.fast_conformer import COHERE_ASR
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import PRESETS
@@ -462,3 +463,34 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ExportError, match=r"the keys of layer 0 go through rotary positions|xcache"):
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)
+
+
+def test_the_language_of_cohere_asr_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """The tokens are those of transformers' processor."""
+    folder = checkpoints.copy(tmp_path / "cohere", "cohere_asr", tokenizer=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    names = [token.format("de") for token in COHERE_ASR.language_prompt]
+    first = len(tokenizer) - len(set(names) - {"▁"}) - 1
+    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < first}
+    description = json.loads((folder / "tokenizer.json").read_text())
+    added = [name for name in dict.fromkeys([*names, "<|ja|>"]) if name not in vocabulary]
+    description["model"]["vocab"] = {**vocabulary, **{name: first + place for place, name in enumerate(added)}}
+    kept = [pair for pair in description["model"]["merges"] if {*pair, "".join(pair)} <= vocabulary.keys()]
+    description["model"]["merges"] = kept
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = transformers.CohereAsrProcessor(transformers.CohereAsrFeatureExtractor(), tokenizer)
+    runner = Runner.load(export_model(folder, output=tmp_path / "bundle", check=False).path, threads=1)
+    wave = recordings(8)[0]
+    how: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 9}
+    expected = {
+        code: runner.transcribe([wave], decoder_input_ids=processor.get_decoder_prompt_ids(code), **how)
+        for code in ("de", "ja")
+    }
+    assert expected["de"] != expected["ja"]
+    for given, code in (("de", "de"), ("German", "de"), ("japanese", "ja")):
+        assert runner.transcribe([wave], language=given, **how) == expected[code]
+    with pytest.raises(GenerationError, match="is not a language of this model"):
+        runner.transcribe([wave], language="dutch")
+    with pytest.raises(GenerationError, match="both begin the output"):
+        runner.transcribe([wave], language="de", decoder_input_ids=[5])
