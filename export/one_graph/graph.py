@@ -45,6 +45,13 @@ SCALARS: dict[str, int] = {
 """The settings of a run, each an input of shape [], with its type."""
 OUTPUTS = {"sequences": (TensorProto.INT64, 2), "lengths": (TensorProto.INT64, 1), "scores": (TensorProto.FLOAT, 1)}
 PROMPT_INPUT = "decoder_input_ids"
+LOOP_DOMAIN = "tightbeam.loop"
+CACHE_FUNCTIONS = (
+    "InPlaceCache (store, carried) => (cache) { cache = Identity (carried) }",
+    "KeptCache (store, cache) => (carried) { carried = Identity (cache) }",
+)
+"""What a loop does with a cache: without our library it is carried from step to step. Our library has kernels that keep
+it in ``store``, outside the loop, and carry nothing (``plugins/onnxruntime/loop_cache.h``)."""
 STEP, ENCODER, DECODER = "step.", "encoder.", "decoder."
 """Prefixes of the names of tensors."""
 TYPES = {
@@ -116,10 +123,12 @@ def one_graph(manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelP
     model = onnx.helper.make_model(
         graph.whole(),
         ir_version=IR_VERSION,
-        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, VERSION)],
+        opset_imports=[onnx.helper.make_opsetid(*each) for each in (("", OPSET), (DOMAIN, VERSION), (LOOP_DOMAIN, 1))],
         producer_name="tightbeam",
     )
     model.functions.extend(functions(graph.nodes))
+    header = f'<domain: "{LOOP_DOMAIN}", opset_import: ["": {OPSET}]>\n'
+    model.functions.extend(onnx.parser.parse_function(header + text) for text in CACHE_FUNCTIONS)
     defaults = {name: f"{value:g}" for name, value in scalars_of(graph.options).items()}
     onnx.helper.set_model_props(model, {f"default.{name}": value for name, value in defaults.items()})
     return model
@@ -227,7 +236,10 @@ class _OneGraph:
         return _renamed(nodes_of(text), {"encoded": ENCODER + name})
 
     def _empty_caches(self) -> str:
-        """Text of the caches before the first step: zeros, or no positions."""
+        """Text of the caches before the first step: no positions, or some number that is never read.
+
+        The number is another one for each, as a runtime would make one tensor of equal ones.
+        """
         text = ""
         for number, state in enumerate(self._states):
             sizes = []
@@ -239,8 +251,9 @@ class _OneGraph:
                     sizes.append({"R": "R1", "T_max": "T_max1", "T": "axis0"}[size])
             kind = self._state_types[state.input]
             text += f"    cache_{number}_shape = Concat <axis = 0> ({', '.join(sizes)})\n"
-            text += f"    cache_{number}_zero = Cast <to = {kind}> (zero_float)\n"
-            text += f"    cache_{number} = Expand (cache_{number}_zero, cache_{number}_shape)\n"
+            text += f"    cache_{number}_number = Constant <value = float {{{number}}}> ()\n"
+            text += f"    cache_{number}_filling = Cast <to = {kind}> (cache_{number}_number)\n"
+            text += f"    cache_{number} = Expand (cache_{number}_filling, cache_{number}_shape)\n"
         return text
 
     # The loop.
@@ -266,7 +279,9 @@ class _OneGraph:
         begins = search.BEGINS_WITH_PROMPT + search.PADDED_NGRAMS if self._prompted else search.BEGINS_WITH_SOURCE
         nodes = [
             *nodes_of(search.STEP_BEGINS + begins + bans(options, ["banned_ngrams"] if self._prompted else [])),
+            *self._caches_begin(),
             *self._step(),
+            *self._caches_end(),
             self._drawn_or_ranked(),
             *nodes_of(
                 prompt_choice(options) + forced(options) + is_end(options) + search.STEP_ENDS + ends,
@@ -289,9 +304,43 @@ class _OneGraph:
         outputs = [
             _info(names["goes_on"], TensorProto.BOOL, []),
             *(_carried_info(name, names[f"{name}_next"]) for name in carried),
-            *(_info(DECODER + state.output, *rest) for (state, _), *rest in zip(states, kinds, caches, strict=True)),
+            *(
+                _info(names.get(output, output), *rest)
+                for output, *rest in zip(self._state_outputs(), kinds, caches, strict=True)
+            ),
         ]
         return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, list(self._decoder.initializer))
+
+    def _in_place(self) -> list[tuple[int, str]]:
+        """The caches that are written in place: their numbers and decoder outputs."""
+        return [(number, state.output) for number, state in enumerate(self._states) if state.kind == "in_place"]
+
+    def _cache_of(self, number: int) -> str:
+        """The tensor that the decoder reads as a cache."""
+        return f"cache_here_{number}" if self._states[number].kind == "in_place" else f"state_{number}"
+
+    def _state_outputs(self) -> list[str]:
+        """The tensors that are carried as caches to the next step."""
+        names = [DECODER + state.output for state in self._states]
+        for number, _ in self._in_place():
+            names[number] = f"state_next_{number}"
+        return names
+
+    def _caches_begin(self) -> list[onnx.NodeProto]:
+        return [
+            onnx.helper.make_node(
+                "InPlaceCache", [f"cache_{number}", f"state_{number}"], [f"cache_here_{number}"], domain=LOOP_DOMAIN
+            )
+            for number, _ in self._in_place()
+        ]
+
+    def _caches_end(self) -> list[onnx.NodeProto]:
+        return [
+            onnx.helper.make_node(
+                "KeptCache", [f"cache_{number}", DECODER + output], [f"state_next_{number}"], domain=LOOP_DOMAIN
+            )
+            for number, output in self._in_place()
+        ]
 
     def _step(self) -> list[onnx.NodeProto]:
         """The decoder's nodes, which read what the step and the loop give."""
@@ -313,7 +362,7 @@ class _OneGraph:
             "attention_mask": "source_mask",
             "all_logits": "draws",
         }
-        given |= {state.input: f"state_{number}" for number, state in enumerate(self._states)}
+        given |= {state.input: self._cache_of(number) for number, state in enumerate(self._states)}
         given |= {name: ENCODER + name for name in self._source_outputs}
         names = {DECODER + name: given[name] for name in self._steps if not name.startswith("trie_")}
         nodes = _renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "generated/operators.h"
+#include "onnxruntime/loop_cache.h"
 
 namespace tightbeam {
 namespace {
@@ -268,14 +269,22 @@ struct Domain {
         op->InferOutputShapeFn = nullptr;
       check(api.CustomOpDomain_Add(domain, op.get()));
     }
+    add_loop_cache_operators(loop_operators);
+    check(api.CreateCustomOpDomain("tightbeam.loop", &loop_domain));
+    for (const auto& op : loop_operators) check(api.CustomOpDomain_Add(loop_domain, op.get()));
   }
-  ~Domain() { api.ReleaseCustomOpDomain(domain); }
+  ~Domain() {
+    api.ReleaseCustomOpDomain(domain);
+    api.ReleaseCustomOpDomain(loop_domain);
+  }
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
 
   const OrtApi& api;
   Operators operators;
+  LoopCacheOperators loop_operators;
   OrtCustomOpDomain* domain = nullptr;
+  OrtCustomOpDomain* loop_domain = nullptr;
 };
 
 }  // namespace
@@ -308,14 +317,14 @@ CustomOperator::CustomOperator(const Operator& table, ONNXTensorElementDataType 
   KernelComputeV2 = run_node;
   KernelDestroy = [](void* node) { delete static_cast<Node*>(node); };
   InferOutputShapeFn = infer_shapes;
-  ReleaseMayInplace = [](int* inputs, int* outputs) {
+  ReleaseMayInplace = ReleaseAliasMap = [](int* inputs, int* outputs) {
     delete[] inputs;
     delete[] outputs;
   };
 }
 
-size_t shared_memory(const Operator& table, int** inputs, int** outputs) {
-  const auto shares = [](const Output& output) { return output.input != nullptr; };
+size_t shared_memory(const Operator& table, bool updates, int** inputs, int** outputs) {
+  const auto shares = [&](const Output& output) { return output.input != nullptr && output.starts_as_copy == updates; };
   const auto count = static_cast<size_t>(std::count_if(table.outputs.begin(), table.outputs.end(), shares));
   *inputs = *outputs = nullptr;
   if (count == 0) return 0;  // the runtime would not release empty arrays
@@ -367,6 +376,7 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
     runtime = api;
     static const Domain domain(*api, base->GetVersionString(), add_all);  // never destroyed, since sessions point to it
     check(api->AddCustomOpDomain(options, domain.domain));
+    check(api->AddCustomOpDomain(options, domain.loop_domain));
   });
 }
 

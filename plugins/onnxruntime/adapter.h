@@ -66,13 +66,14 @@ class RuntimeThreads final : public Parallel {
   const OrtKernelContext* context_;
 };
 
-// Lists the pairs of input and output that may share memory. The API's callback for it has no argument that identifies
-// the operator, hence the template below.
-size_t shared_memory(const Operator& table, int** inputs, int** outputs);
+// Lists the pairs of input and output that may share memory (an output that `reuses` an input), or that always do
+// unless the output is the graph's (one that `updates` an input). The API's callbacks for it have no argument that
+// identifies the operator, hence the templates below.
+size_t shared_memory(const Operator& table, bool updates, int** inputs, int** outputs);
 
-template <class Kernel>
+template <class Kernel, bool UPDATES>
 size_t shared_memory_of(int** inputs, int** outputs) {
-  return shared_memory(Kernel::table(), inputs, outputs);
+  return shared_memory(Kernel::table(), UPDATES, inputs, outputs);
 }
 
 struct Copy {
@@ -118,7 +119,8 @@ void add_cpu_operator(Operators& operators) {
   static_assert(has_kernel<Kernel, float>);
   const auto add = [&](ONNXTensorElementDataType type, Run run) {
     operators.push_back(std::make_unique<CustomOperator>(Kernel::table(), type, nullptr, run));
-    operators.back()->GetMayInplace = shared_memory_of<Kernel>;
+    operators.back()->GetMayInplace = shared_memory_of<Kernel, false>;
+    operators.back()->GetAliasMap = shared_memory_of<Kernel, true>;
   };
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, run_or_widen<Kernel, float>);
   if (!Kernel::table().has_float_type()) return;

@@ -114,7 +114,8 @@ template <class Kernel>
 void add_cuda_operator(Operators& operators) {
   const auto add = [&](ONNXTensorElementDataType type, Run run) {
     operators.push_back(std::make_unique<CustomOperator>(Kernel::table(), type, "CUDAExecutionProvider", run));
-    operators.back()->GetMayInplace = shared_memory_of<Kernel>;
+    operators.back()->GetMayInplace = shared_memory_of<Kernel, false>;
+    operators.back()->GetAliasMap = shared_memory_of<Kernel, true>;
   };
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, run_on_cuda<Kernel, float>);
   add(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, run_on_cuda<Kernel, __half>);

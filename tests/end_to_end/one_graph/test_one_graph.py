@@ -105,6 +105,15 @@ def test_the_demo_model_gives_the_runners_tokens_under_any_settings(demo: tuple[
         expect_same(graph, runner, ids, mask, random_settings(generator))
 
 
+@pytest.mark.parametrize("variant", ["dedup", "kcache", "xcache"])
+def test_with_our_library_caches_stay_in_place(bundles: BundleCache, variant: str) -> None:
+    """All caches have the same size, so that a runtime which took two of them for one would give other tokens."""
+    path = bundles(variant, "bart")
+    runner, graph = Runner.load(path, threads=1), OneGraph(path, library=True)
+    for ids, mask, settings in list(runs_of(runner, SETTINGS))[5:8]:
+        expect_same(graph, runner, ids, mask, settings)
+
+
 def test_neighbours_change_nothing(demo: tuple[Runner, OneGraph]) -> None:
     """Neither a search nor draws depend on the batch, or on padding behind a source."""
     runner, graph = demo
