@@ -11,6 +11,7 @@ REFUSED: dict[str, str] = {
     "moonshine_streaming": "its encoder keeps a state between parts of a recording; the nearest is moonshine",
     "gemma3": "images beside text are not written; the nearest is gemma3_text",
     "nllb-moe": f"{_EXPERTS} m2m_100, the dense NLLB-200",
+    "switch_transformers": f"{_EXPERTS} t5, such as Flan-T5",
     "mixtral": f"{_EXPERTS} mistral",
     "qwen2_moe": f"{_EXPERTS} qwen2",
     "qwen3_moe": f"{_EXPERTS} qwen3",

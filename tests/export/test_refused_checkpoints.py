@@ -30,6 +30,10 @@ from tightbeam.export.errors import ExportError
             "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, canary, ",
         ),
         ({"model_type": "florence2"}, "model_type is 'florence2': it is not written; the nearest are vision-encoder-"),
+        (
+            {"model_type": "switch_transformers"},
+            "its layers have experts, for which there is no operator; the nearest is",
+        ),
         ({"model_type": ...}, "there is no model_type; supported families: bart"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),
