@@ -38,9 +38,9 @@ set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND kernel_options -fno-schedule-insns)  # it puts the sums of the widest products into memory
 endif()
-# Quantised products, and attention over a history of integers, must be the same on every processor, so they are not
-# contracted.
-set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/attention/history_bytes_kernels.cpp
+# Quantised products, and attention over integers, must be the same on every processor, so they are not contracted.
+set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/byte_rows_kernels.cpp
+  kernels/cpu/attention/history_bytes_kernels.cpp
   PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 set(kernel_objects "")

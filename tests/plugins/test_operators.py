@@ -502,7 +502,8 @@ from support.operators.runs import MODULES, run
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
 for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "HeadMatMul",
-             "SplitRowsHeadMatMul", "QuantizedGather", "Int4MatMul", "Int4Gather", "QuantizedBeamAttention"):
+             "SplitRowsHeadMatMul", "QuantizedGather", "Int4MatMul", "Int4Gather", "QuantizedBeamAttention",
+             "QuantizedSourceAttention", "QuantizedLatentAttention"):
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())

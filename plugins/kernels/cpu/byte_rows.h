@@ -1,6 +1,6 @@
 // The inner loops of attention over 8-bit rows beside its products, compiled once for each instruction set.
-// `byte_rows()` returns the best version for this machine. The products are in kernels/cpu/quantized.h; the loops here
-// make their tiles.
+// `byte_rows()` returns the best version for this machine; all give the same bits. The products are in
+// kernels/cpu/quantized.h; the loops here make their tiles.
 #pragma once
 
 #include <cstddef>

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cpu/attention/counted_positions.h"
+#include "kernels/cpu/attention/history_bytes.h"
 #include "kernels/cpu/attention/shared_queries.h"
 #include "kernels/cpu/byte_rows.h"
 #include "kernels/cpu/math.h"
@@ -202,7 +203,7 @@ class Item {
         for (int n = 0; n < positions_; ++n) row[n] += bias[places_[n]];
       }
       const float row_max = math_.row_max(row, positions_);
-      row_sums_[q] = math_.exponentials(row, positions_, row_max);
+      row_sums_[q] = history_bytes().exponentials(row, positions_, row_max);
       lse_[q] = row_max + std::log(row_sums_[q]);
     }
   }
