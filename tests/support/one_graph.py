@@ -15,6 +15,7 @@ from tightbeam.deploy import Bundle
 from tightbeam.deploy.runtimes._onnxruntime import register_library
 from tightbeam.export.one_graph.check import scalar_inputs
 from tightbeam.export.one_graph.graph import PROMPT_INPUT, one_graph, options_of, scalars_of
+from tightbeam.plugins.library import cpu_library
 
 Array = Any
 
@@ -52,7 +53,7 @@ class OneGraph:
             options = ort.SessionOptions()
             options.intra_op_num_threads, options.log_severity_level = 1, 3
             if self._library:
-                register_library(options)
+                register_library(options, cpu_library())
             self._sessions[key] = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             path.unlink()
         return self._sessions[key]
