@@ -51,9 +51,12 @@ def choose_key_scales(
     -------
     dict
         Powers of two, float32 [G, K], by layer, for "source" and for "generated"; layers that no scales help are
-        missing. All of a decoder-only model are in "generated", since both caches are parts of one attention.
+        missing. All of a decoder-only model are in "generated", since both caches are parts of one attention. None with
+        merged attention, whose queries read the encoder's keys too, which stay as they are.
     """
     found: dict[str, dict[int, Array]] = {"source": {}, "generated": {}}
+    if canonical.sizes.merged:
+        return found
     for cache, by_layer in activations.items():
         own = "generated" if canonical.sizes.decoder_only else cache
         blocks = (self_attention if own == "generated" else cross_attention)(canonical, "guard")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from support.bundles.cache import BundleCache
 from support.checkpoints.edits import edit_json, refusal
@@ -19,6 +21,7 @@ from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tightbeam.export.accuracy.calibration import calibrate
 from tightbeam.export.accuracy.guard import guard
+from tightbeam.export.accuracy.key_scales import choose_key_scales
 from tightbeam.export.families.text.t5gemma2 import T5GEMMA2
 from tightbeam.graph_passes import PRESETS, presets_of, same_for_all
 from tightbeam.graph_passes.caches.kinds import why_not
@@ -103,10 +106,16 @@ def test_the_guard_measures_the_merged_attention(bundles: BundleCache) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_an_export_is_compared_with_torch(checkpoints: CheckpointCache, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "int8"}, {"cache_precision": "int8", "generated_cache_precision": "int8"}],
+    ids=["fp32", "int8", "int8 caches"],
+)
+def test_an_export_is_compared_with_torch(
+    checkpoints: CheckpointCache, tmp_path: Path, options: dict[str, Any]
+) -> None:
     source = checkpoints("t5gemma2", tokenizer=True)
-    bundle = export_model(source, tmp_path / "out", precision=precision)
+    bundle = export_model(source, tmp_path / "out", **options)
     assert bundle.manifest.parity is not None and bundle.manifest.parity.tokens > 100
 
 
@@ -130,3 +139,13 @@ def test_configs_that_cannot_be_run_are_refused(
     config = json.loads((folder / "config.json").read_text())
     edit_json(folder / "config.json", **{side: {**config[side], **changes}})
     assert re.search(expected, refusal(folder))
+
+
+def test_keys_in_int8_are_not_scaled(bundles: BundleCache) -> None:
+    """Scales of the output's keys would be in the queries, which read the source's keys too."""
+    checkpoint, canonical = bundles.trace("t5gemma2")
+    source, generated = calibrate(checkpoint, None)
+    plan = same_for_all(PRESETS["dedup"], canonical.sizes.L, "")
+    outliers = [replace(seen, key=seen.key * torch.tensor([64.0] + [1.0] * 9)) for seen in generated]
+    found = choose_key_scales(canonical, plan, {"source": source, "generated": outliers})
+    assert found == {"source": {}, "generated": {}}
