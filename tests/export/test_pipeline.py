@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import sentencepiece
 import torch
@@ -238,7 +239,9 @@ def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_
 def test_the_demo_model_exports_and_ties_its_embedding(bundles: BundleCache, tmp_path: Path) -> None:
     bundle = export_model("demo", tmp_path / "demo", variant="el", one_graph=True)
     assert bundle.manifest.one_graph is not None
-    assert bundle.file(bundle.manifest.one_graph).name == "generate.onnx"
+    one = bundle.file(bundle.manifest.one_graph)
+    assert one.name == "generate.onnx"
+    onnx.checker.check_model(one, full_check=True)
     matched = {entry.name: entry.matched for entry in bundle.manifest.passes}
     assert matched["tie_embeddings"] == 1
     numbers = sum(p.numel() for p in load_checkpoint("demo").model.parameters())
