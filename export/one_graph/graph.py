@@ -52,6 +52,22 @@ CACHE_FUNCTIONS = (
 )
 """What a loop does with a cache: without our library it is carried from step to step. Our library has kernels that keep
 it in ``store``, outside the loop, and carry nothing (``plugins/onnxruntime/loop_cache.h``)."""
+OLDER_OPSET = 23
+"""The opset of the graph: the first with Attention. The bundle's functions have one operator of a later one."""
+WRITTEN = """
+    room = Shape <start = 2, end = 3> (cache)
+    axis1 = Constant <value = int64[1] {1}> ()
+    axes13 = Constant <value = int64[2] {1, 3}> ()
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    room_scalar = Squeeze (room)
+    places = Range (zero, room_scalar, one)
+    written_column = Unsqueeze (written, axis1)
+    is_written = Equal (places, written_column)
+    is_written_row = Unsqueeze (is_written, axes13)
+    cache_out = Where (is_written_row, row, cache)
+"""
+"""``cache_out`` = TensorScatter <axis = -2> (cache, row, written), of one row: the rest of the cache is copied too."""
 STEP, ENCODER, DECODER = "step.", "encoder.", "decoder."
 """Prefixes of the names of tensors."""
 TYPES = {
@@ -123,11 +139,13 @@ def one_graph(manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelP
     model = onnx.helper.make_model(
         graph.whole(),
         ir_version=IR_VERSION,
-        opset_imports=[onnx.helper.make_opsetid(*each) for each in (("", OPSET), (DOMAIN, VERSION), (LOOP_DOMAIN, 1))],
+        opset_imports=[
+            onnx.helper.make_opsetid(*each) for each in (("", OLDER_OPSET), (DOMAIN, VERSION), (LOOP_DOMAIN, 1))
+        ],
         producer_name="tightbeam",
     )
-    model.functions.extend(functions(graph.nodes))
-    header = f'<domain: "{LOOP_DOMAIN}", opset_import: ["": {OPSET}]>\n'
+    model.functions.extend(_with_older_operators(function) for function in functions(graph.nodes))
+    header = f'<domain: "{LOOP_DOMAIN}", opset_import: ["": {OLDER_OPSET}]>\n'
     model.functions.extend(onnx.parser.parse_function(header + text) for text in CACHE_FUNCTIONS)
     defaults = {name: f"{value:g}" for name, value in scalars_of(graph.options).items()}
     onnx.helper.set_model_props(model, {f"default.{name}": value for name, value in defaults.items()})
@@ -140,6 +158,26 @@ def nodes_of(text: str, values: Mapping[str, Any] | None = None) -> list[onnx.No
         text = text.replace(name, str(value))
     function = onnx.parser.parse_function(f'<domain: "text", opset_import: ["": {OPSET}]> text () => () {{\n{text}}}\n')
     return list(function.node)
+
+
+def _with_older_operators(function: onnx.FunctionProto) -> onnx.FunctionProto:
+    """The same function in operators of ``OLDER_OPSET``."""
+    older = onnx.FunctionProto()
+    older.CopyFrom(function)
+    del older.node[:]
+    for node in function.node:
+        if node.op_type != "TensorScatter":
+            older.node.append(node)
+            continue
+        names = dict(zip(("cache", "row", "written"), node.input, strict=True))
+        names["cache_out"] = node.output[0]
+        nodes = nodes_of(WRITTEN)
+        names |= {name: f"{node.output[0]}.{name}" for each in nodes for name in each.output if name not in names}
+        older.node.extend(_renamed(nodes, names))
+    for opset in older.opset_import:
+        if opset.domain == "":
+            opset.version = OLDER_OPSET
+    return older
 
 
 class _OneGraph:
