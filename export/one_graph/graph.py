@@ -54,20 +54,6 @@ CACHE_FUNCTIONS = (
 it in ``store``, outside the loop, and carry nothing (``plugins/onnxruntime/loop_cache.h``)."""
 OLDER_OPSET = 23
 """The opset of the graph: the first with Attention. The bundle's functions have one operator of a later one."""
-WRITTEN = """
-    room = Shape <start = 2, end = 3> (cache)
-    axis1 = Constant <value = int64[1] {1}> ()
-    axes13 = Constant <value = int64[2] {1, 3}> ()
-    zero = Constant <value = int64 {0}> ()
-    one = Constant <value = int64 {1}> ()
-    room_scalar = Squeeze (room)
-    places = Range (zero, room_scalar, one)
-    written_column = Unsqueeze (written, axis1)
-    is_written = Equal (places, written_column)
-    is_written_row = Unsqueeze (is_written, axes13)
-    cache_out = Where (is_written_row, row, cache)
-"""
-"""``cache_out`` = TensorScatter <axis = -2> (cache, row, written), of one row: the rest of the cache is copied too."""
 STEP, ENCODER, DECODER = "step.", "encoder.", "decoder."
 """Prefixes of the names of tensors."""
 TYPES = {
@@ -161,19 +147,14 @@ def nodes_of(text: str, values: Mapping[str, Any] | None = None) -> list[onnx.No
 
 
 def _with_older_operators(function: onnx.FunctionProto) -> onnx.FunctionProto:
-    """The same function in operators of ``OLDER_OPSET``."""
+    """The same function in operators of ``OLDER_OPSET``. A cache that is written at a position grows by it instead: in
+    the loop all rows have the same number of positions."""
     older = onnx.FunctionProto()
     older.CopyFrom(function)
     del older.node[:]
     for node in function.node:
-        if node.op_type != "TensorScatter":
-            older.node.append(node)
-            continue
-        names = dict(zip(("cache", "row", "written"), node.input, strict=True))
-        names["cache_out"] = node.output[0]
-        nodes = nodes_of(WRITTEN)
-        names |= {name: f"{node.output[0]}.{name}" for each in nodes for name in each.output if name not in names}
-        older.node.extend(_renamed(nodes, names))
+        written = node.op_type == "TensorScatter"
+        older.node.append(onnx.helper.make_node("Concat", node.input[:2], node.output, axis=-2) if written else node)
     for opset in older.opset_import:
         if opset.domain == "":
             opset.version = OLDER_OPSET
@@ -274,24 +255,28 @@ class _OneGraph:
         return _renamed(nodes_of(text), {"encoded": ENCODER + name})
 
     def _empty_caches(self) -> str:
-        """Text of the caches before the first step: no positions, or some number that is never read.
+        """Text of the caches before the first step, which have no positions, and of their memory outside the loop.
 
-        The number is another one for each, as a runtime would make one tensor of equal ones.
+        The memory is filled with another number for each, which is never read: a runtime would make one tensor of equal
+        ones.
         """
         text = ""
         for number, state in enumerate(self._states):
-            sizes = []
+            name, kind = f"cache_{number}", self._state_types[state.input]
             for axis, size in enumerate(state.shape):
                 if isinstance(size, int):
-                    text += f"    cache_{number}_{axis} = Constant <value = int64[1] {{{size}}}> ()\n"
-                    sizes.append(f"cache_{number}_{axis}")
-                else:
-                    sizes.append({"R": "R1", "T_max": "T_max1", "T": "axis0"}[size])
-            kind = self._state_types[state.input]
-            text += f"    cache_{number}_shape = Concat <axis = 0> ({', '.join(sizes)})\n"
-            text += f"    cache_{number}_number = Constant <value = float {{{number}}}> ()\n"
-            text += f"    cache_{number}_filling = Cast <to = {kind}> (cache_{number}_number)\n"
-            text += f"    cache_{number} = Expand (cache_{number}_filling, cache_{number}_shape)\n"
+                    text += f"    {name}_{axis} = Constant <value = int64[1] {{{size}}}> ()\n"
+            text += f"    {name}_number = Constant <value = float {{{number}}}> ()\n"
+            text += f"    {name}_filling = Cast <to = {kind}> ({name}_number)\n"
+            made = [(name, "T_max1"), (f"{name}_empty", "axis0")] if state.kind == "in_place" else [(name, "axis0")]
+            for tensor, positions in made:
+                dynamic = {"R": "R1", "T_max": positions, "T": positions}
+                sizes = [
+                    f"{name}_{axis}" if isinstance(size, int) else dynamic[size]
+                    for axis, size in enumerate(state.shape)
+                ]
+                text += f"    {tensor}_shape = Concat <axis = 0> ({', '.join(sizes)})\n"
+                text += f"    {tensor} = Expand ({name}_filling, {tensor}_shape)\n"
         return text
 
     # The loop.
@@ -302,9 +287,13 @@ class _OneGraph:
     def _loop(self, body: onnx.GraphProto) -> onnx.NodeProto:
         carried = self._carried()
         caches = [f"cache_{number}" for number in range(len(self._states))]
+        begin = [
+            f"{name}_empty" if state.kind == "in_place" else name
+            for name, state in zip(caches, self._states, strict=True)
+        ]
         return onnx.helper.make_node(
             "Loop",
-            ["T_max", "yes", *(f"{name}_0" for name in carried), *caches],
+            ["T_max", "yes", *(f"{name}_0" for name in carried), *begin],
             [*(f"{name}_end" for name in carried), *(f"{name}_end" for name in caches)],
             "loop",
             body=body,
