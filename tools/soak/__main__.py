@@ -36,7 +36,11 @@ WARM_UPS = 3
 Measured = tuple[dict[str, int], int]
 """Bytes of each process, and open files of all."""
 SETTLES_S = 8
-"""Time for workers to end what nobody waits for any more, and to give its memory back."""
+"""Time in which workers that have ended their work give its memory back."""
+WORKS_ON_S = 60.0
+"""Longest time in which workers may end what nobody waits for any more."""
+STILL = 0.05
+"""Processors that processes without work use together: they look for news, and beat."""
 MOST_GROWTH = 0.02
 LONG_MINUTES = 10.0
 """A run must be this long for its growth to count: caches fill in the first minutes."""
@@ -94,12 +98,24 @@ async def _soak(server: SoakedServer, disk: Disk, clients: Clients, seconds: flo
     for part in MEASURED:
         await asyncio.sleep(max(0.0, begin + part * seconds / 2 - time.monotonic()))
         await clients.drain()
-        await asyncio.sleep(SETTLES_S)
+        await _until_still(server)
         found.append((server.memory(), server.open_files()))
         clients.resume()
     clients.stop()
     await running
     return found
+
+
+async def _until_still(server: SoakedServer) -> None:
+    """Wait until the processes have ended what nobody waits for, and then until they have given its memory back."""
+    end, before = time.monotonic() + WORKS_ON_S, server.processor_seconds()
+    while time.monotonic() < end:
+        await asyncio.sleep(2)
+        now = server.processor_seconds()
+        if now - before < 2 * STILL:
+            break
+        before = now
+    await asyncio.sleep(SETTLES_S)
 
 
 async def _kills(server: SoakedServer, disk: Disk, clients: Clients, end: float, rng: random.Random) -> None:

@@ -145,6 +145,15 @@ class SoakedServer:
                 found[f"{name} ({pid})"] = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
         return found
 
+    def processor_seconds(self) -> float:
+        """Return the processor time that all processes have used so far."""
+        ticks = 0
+        for pid, _ in self.named():
+            with suppress(OSError):
+                # A name in brackets may have blanks; behind it, user and system time are the 12th and 13th field.
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def open_files(self) -> int:
         """Return the open files of all processes together."""
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid, _ in self.named())
