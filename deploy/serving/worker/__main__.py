@@ -109,10 +109,14 @@ def _run(model: Model, backend: Connection, settings: WorkerSettings) -> None:
 
 
 def _release_when_idle(backend: Connection, running: RunningRequests) -> None:
-    """Give the memory of the last requests back if no message comes for some time."""
-    with _pipe():
-        idle = not backend.poll(IDLE_SECONDS)
-    if idle:
+    """Give the memory of the last requests back if no message comes for some time, and that of cancelled ones which a
+    thread still reads once it has ended."""
+    reading = True
+    while reading:
+        with _pipe():
+            if backend.poll(IDLE_SECONDS):
+                return
+        reading = running.reading
         running.release_buffers()
 
 

@@ -51,11 +51,21 @@ class ParsingThreads:
         self._done: SimpleQueue[Job] = SimpleQueue()
         self._open: set[Job] = set()
         self._threads: list[threading.Thread] = []
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._put = 0  # jobs that were given to the threads, less those that ended
 
     @property
     def active(self) -> bool:
         """True if a job has not been taken yet."""
         return bool(self._open)
+
+    @property
+    def working(self) -> bool:
+        """True while a thread has a job, be it one that nobody takes any more."""
+        while not self._ended.empty():
+            self._ended.get()
+            self._put -= 1
+        return self._put > 0
 
     def put(self, job: Job) -> None:
         """Queue a job for the threads. Raises OSError if the system cannot start the first one."""
@@ -69,6 +79,7 @@ class ParsingThreads:
             else:
                 self._threads.append(thread)
         self._open.add(job)
+        self._put += 1
         self._given.put(job)
 
     def close(self) -> None:
@@ -98,6 +109,7 @@ class ParsingThreads:
         while (job := self._given.get()) is not None:
             self._do(job)
             del job  # else it would stay in memory until the next one
+            self._ended.put(None)
 
     def _do(self, job: Job) -> None:
         if job not in self._open:
@@ -107,4 +119,5 @@ class ParsingThreads:
             job.outcome = job.work()
         except Exception as error:  # a defect must not end the thread
             job.outcome = error
-        self._done.put(job)
+        if job in self._open:  # else its outcome would stay in memory until another job is taken
+            self._done.put(job)

@@ -146,6 +146,11 @@ class RunningRequests(NullEvents):
             return
         self._start(request, parsed)
 
+    @property
+    def reading(self) -> bool:
+        """True while a thread reads, be it for a request that was cancelled."""
+        return self._parsing.working
+
     def release_buffers(self) -> None:
         """Free the memory of requests that have ended."""
         self._scheduler.release_buffers()

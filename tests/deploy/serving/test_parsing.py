@@ -35,6 +35,31 @@ def test_a_thread_keeps_no_job() -> None:
     until(lambda: is_gone(reference), 5)
 
 
+def test_the_outcome_of_a_cancelled_job_is_freed_when_its_work_ends() -> None:
+    class Read:
+        pass
+
+    begun, goes_on = threading.Event(), threading.Event()
+    made: list[weakref.ref[Any]] = []
+
+    def work() -> Read:
+        begun.set()
+        goes_on.wait(30)
+        read = Read()
+        made.append(weakref.ref(read))
+        return read
+
+    threads = ParsingThreads()
+    threads.put(Job(1, work, lambda outcome: None))
+    assert begun.wait(30)
+    threads.cancel(1)
+    assert threads.working and not threads.active
+    goes_on.set()
+    until(lambda: not threads.working, 10)
+    assert is_gone(made[0])
+    threads.close()
+
+
 def test_closed_threads_end() -> None:
     threads = ParsingThreads()
     for number in range(2):
@@ -66,9 +91,28 @@ def test_without_a_further_thread_the_first_one_does_all(started: int, monkeypat
     threads.close()
 
 
+def test_memory_is_released_again_once_the_reading_of_a_cancelled_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_main, "IDLE_SECONDS", 0.01)
+    reads, released = [True, True, False], []
+
+    class Running:
+        @property
+        def reading(self) -> bool:
+            return reads[len(released)]
+
+        def release_buffers(self) -> None:
+            released.append(None)
+
+    ours, theirs = (Connection(each.detach()) for each in socketpair())
+    running: Any = Running()
+    worker_main._release_when_idle(theirs, running)
+    assert len(released) == len(reads), "a thread still read at the first two"
+    ours.close()
+
+
 def test_the_loop_keeps_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Running:
-        active = False
+        active = reading = False
         seen: weakref.ref[Any] | None = None
 
         def __init__(self, *arguments: object, **named: object) -> None:
