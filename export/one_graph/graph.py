@@ -17,6 +17,7 @@ import onnx.compose
 import onnx.helper
 import onnx.parser
 from onnx import TensorProto
+from onnx.external_data_helper import uses_external_data
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import TIES, GenerationOptions
@@ -193,7 +194,7 @@ class _OneGraph:
             "generate",
             self._graph_inputs(),
             outputs,
-            list(self._encoder.initializer),
+            [*self._encoder.initializer, *(each for each in self._decoder.initializer if uses_external_data(each))],
             value_info=list(self._encoder.value_info),
         )
 
@@ -336,7 +337,9 @@ class _OneGraph:
                 for output, *rest in zip(self._state_outputs(), kinds, caches, strict=True)
             ),
         ]
-        return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, list(self._decoder.initializer))
+        # ONNX Runtime in a browser refuses weights of a file inside a loop, so they stand outside it.
+        constants = [each for each in self._decoder.initializer if not uses_external_data(each)]
+        return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, constants)
 
     def _in_place(self) -> list[tuple[int, str]]:
         """The caches that are written in place: their numbers and decoder outputs."""

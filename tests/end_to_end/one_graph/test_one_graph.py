@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx.external_data_helper import uses_external_data
 
 from support.bundles.cache import BundleCache
 from support.bundles.demo import demo_bundle
@@ -16,6 +18,7 @@ from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.search.warpers import row_weights
+from tightbeam.export.one_graph.graph import one_graph
 from tightbeam.graph_passes import PRESETS
 
 Array = Any
@@ -112,6 +115,20 @@ def test_with_our_library_caches_stay_in_place(bundles: BundleCache, variant: st
     runner, graph = Runner.load(path, threads=1), OneGraph(path, library=True)
     for ids, mask, settings in list(runs_of(runner, SETTINGS))[5:8]:
         expect_same(graph, runner, ids, mask, settings)
+
+
+def test_weights_stand_outside_the_loop(demo: tuple[Runner, OneGraph]) -> None:
+    """ONNX Runtime in a browser has no file system, and refuses weights of a file inside a loop."""
+    bundle = demo[1].bundle
+    decoder = onnx.load(bundle.file(bundle.manifest.decoder), load_external_data=False)
+    graph = one_graph(
+        bundle.manifest, onnx.load(bundle.file(bundle.manifest.encoder), load_external_data=False), decoder
+    )
+    (loop,) = [node for node in graph.graph.node if node.op_type == "Loop"]
+    assert not [each.name for each in loop.attribute[0].g.initializer if uses_external_data(each)]
+    assert sum(map(uses_external_data, graph.graph.initializer)) > sum(
+        map(uses_external_data, decoder.graph.initializer)
+    )
 
 
 def test_neighbours_change_nothing(demo: tuple[Runner, OneGraph]) -> None:

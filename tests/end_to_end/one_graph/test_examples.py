@@ -1,0 +1,114 @@
+"""The programs of examples/: each writes the tokens that Python gets from the same graph."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from support.browser import Browser
+from support.bundles.demo import demo_bundle
+from tightbeam.deploy import Bundle
+from tightbeam.deploy.text.tokenizer import load_codec
+from tightbeam.export.one_graph.check import scalar_inputs
+from tightbeam.export.one_graph.graph import options_of, scalars_of
+from tightbeam.export.one_graph.write import write_one_graph
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXTS = [line for line in (ROOT / "export/demo/examples.txt").read_text().splitlines() if line]
+SECONDS = 300
+
+pytestmark = pytest.mark.slow
+
+
+def run(command: list[str | Path], text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+
+
+def program(name: str) -> str:
+    """The path of a program, or a skip if the machine lacks it."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def with_packages(example: str) -> Path:
+    """A copy of an example in build/ with its packages from npm, or a skip if they cannot be installed."""
+    npm, folder = program("npm"), ROOT / "build" / "examples" / example
+    shutil.copytree(ROOT / "examples" / example, folder, dirs_exist_ok=True)
+    # Without scripts: that of onnxruntime-node fetches its libraries for GPUs.
+    done = run([npm, "install", "--prefix", folder, "--ignore-scripts", "--no-audit", "--no-fund"])
+    if done.returncode:
+        pytest.skip(f"npm cannot install the packages: {done.stderr[-200:]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's bundle with its one graph."""
+    path = demo_bundle(tmp_path_factory.mktemp("examples") / "demo", "el")
+    write_one_graph(path, Bundle.load(path).manifest)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Path) -> list[str]:
+    """The token ids of each text's output, by the same graph in Python."""
+    loaded = Bundle.load(bundle)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(bundle / "generate.onnx", options)
+    settings = scalar_inputs(scalars_of(options_of(loaded.manifest)))
+    codec = load_codec(loaded)
+    assert codec is not None
+    lines = []
+    for text in TEXTS:
+        ids = np.array([codec.encode(text)])
+        found, lengths, _ = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids), **settings})
+        lines.append(" ".join(map(str, found[0, : lengths[0]])))
+    assert len(set(lines)) == len(TEXTS)
+    return lines
+
+
+def test_node(bundle: Path, expected: list[str]) -> None:
+    node, folder = program("node"), with_packages("node")
+    done = run([node, folder / "generate.mjs", bundle, "--ids"], "\n".join(TEXTS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
+    assert not done.stderr, "ONNX Runtime warns in each step"
+
+
+@pytest.fixture
+def page(bundle: Path) -> Iterator[str]:
+    """The address of the browser's page."""
+    folder = with_packages("browser")
+    shutil.rmtree(folder / "bundle", ignore_errors=True)
+    shutil.copytree(bundle, folder / "bundle")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/index.html"
+    server.shutdown()
+    server.server_close()
+
+
+def test_browser(page: str, expected: list[str], tmp_path: Path) -> None:
+    chromium = program("chromium")
+    with Browser(chromium, tmp_path, f"{page}?{urlencode({'text': chr(10).join(TEXTS)})}") as browser:
+        browser.wait_for("document.querySelector('button')?.disabled === false || null", SECONDS)
+        found = browser.wait_for("[...document.querySelectorAll('li')].map((each) => each.title)", SECONDS)
+    assert found == expected
