@@ -22,6 +22,7 @@ from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export.one_graph.check import scalar_inputs
 from tightbeam.export.one_graph.graph import options_of, scalars_of
 from tightbeam.export.one_graph.write import write_one_graph
+from tightbeam.plugins.library import cpu_library
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = [line for line in (ROOT / "export/demo/examples.txt").read_text().splitlines() if line]
@@ -86,6 +87,38 @@ def test_node(bundle: Path, expected: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected
     assert not done.stderr, "ONNX Runtime warns in each step"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C++ program, linked with the library of ONNX Runtime's wheel."""
+    cmake, folder = program("cmake"), tmp_path_factory.mktemp("cpp")
+    library = next((Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*"), None)
+    if library is None or shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler, or the wheel of ONNX Runtime has no libonnxruntime.so")
+    (folder / "lib").mkdir()
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
+        (folder / "lib" / name).symlink_to(library)
+    configured = run([cmake, "-S", ROOT / "examples/cpp", "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={folder}"])
+    if "OnnxRuntimeHeaders" in configured.stderr:
+        pytest.skip("ONNX Runtime's headers are not installed and cannot be fetched")
+    assert configured.returncode == 0, configured.stderr
+    done = run([cmake, "--build", folder / "build"])
+    assert done.returncode == 0, done.stdout
+    return folder / "build" / "generate"
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["alone", "with-our-library"])
+def test_cpp(bundle: Path, expected: list[str], built: Path, registered: bool) -> None:
+    library = cpu_library() if registered else None
+    if registered and library is None:
+        pytest.skip("the CPU library is not built")
+    codec = load_codec(Bundle.load(bundle))
+    assert codec is not None
+    sources = "\n".join(" ".join(map(str, codec.encode(text))) for text in TEXTS)
+    done = run([built, bundle, *([library] if library else [])], sources)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
 
 
 @pytest.fixture
