@@ -10,6 +10,7 @@ time, with no other request in the worker. So the next end is the fault of one r
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
@@ -183,6 +184,7 @@ class Dispatcher:
                 rested = False
             except queue.Empty:
                 if idle:
+                    gc.collect()  # errors and their frames hold one another, and what the client sent
                     release_freed_memory()
                     rested = True
             self._send_requests()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import deque
@@ -152,7 +153,12 @@ class RunningRequests(NullEvents):
         return self._parsing.working
 
     def release_buffers(self) -> None:
-        """Free the memory of requests that have ended."""
+        """Free the memory of requests that have ended.
+
+        A refused request's error, its frames and its job hold one another, and with them the file that was read; few
+        objects of many megabytes do not let Python look for such cycles by itself.
+        """
+        gc.collect()
         self._scheduler.release_buffers()
 
     def close(self) -> None:

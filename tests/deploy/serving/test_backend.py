@@ -288,8 +288,10 @@ def test_a_backend_without_requests_keeps_nothing_of_the_last_one(
     scripted: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released: list[None] = []
+    collected: list[int] = []
     monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(dispatcher, "release_freed_memory", lambda: released.append(None))
+    monkeypatch.setattr(dispatcher.gc, "collect", lambda: collected.append(len(released)))
     backend, worker = scripted
     for count in (1, 2):
         backend.execute([request := ids()])
@@ -301,6 +303,7 @@ def test_a_backend_without_requests_keeps_nothing_of_the_last_one(
         until(lambda: request.over and seen() is None and len(released) == count)  # noqa: B023
     time.sleep(0.2)
     assert len(released) == 2, "once after the last request"
+    assert collected == [0, 1], "cycles are freed before"
 
 
 def test_request_that_ends_the_worker_twice_fails_alone(scripted: Scene, triton: FakeTriton) -> None:

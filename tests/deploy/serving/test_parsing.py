@@ -18,6 +18,7 @@ from support.serving.triton_requests import text_request
 from tightbeam.deploy.serving.protocol.messages import Requests, Server, Shutdown, WorkerSettings
 from tightbeam.deploy.serving.worker import __main__ as worker_main
 from tightbeam.deploy.serving.worker.parsing import Job, ParsingThreads
+from tightbeam.deploy.serving.worker.running import RunningRequests
 
 
 def is_gone(reference: weakref.ref[Any] | None) -> bool:
@@ -36,9 +37,6 @@ def test_a_thread_keeps_no_job() -> None:
 
 
 def test_the_outcome_of_a_cancelled_job_is_freed_when_its_work_ends() -> None:
-    class Read:
-        pass
-
     begun, goes_on = threading.Event(), threading.Event()
     made: list[weakref.ref[Any]] = []
 
@@ -58,6 +56,26 @@ def test_the_outcome_of_a_cancelled_job_is_freed_when_its_work_ends() -> None:
     until(lambda: not threads.working, 10)
     assert is_gone(made[0])
     threads.close()
+
+
+class Read:
+    """What was read, in a cycle with itself, as an error is with its frames."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_idle_workers_free_cycles_before_they_give_memory_back() -> None:
+    found = []
+    reference = weakref.ref(Read())
+    scheduler = SimpleNamespace(release_buffers=lambda: found.append(reference()))
+    running: Any = SimpleNamespace(_scheduler=scheduler)
+    gc.disable()
+    try:
+        RunningRequests.release_buffers(running)
+    finally:
+        gc.enable()
+    assert found == [None]
 
 
 def test_closed_threads_end() -> None:
