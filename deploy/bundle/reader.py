@@ -29,6 +29,9 @@ from tightbeam.deploy.errors import BundleError, InputError, place_of, short_rep
 
 __all__ = ["Bundle", "check_file", "manifest_digest", "sha256_of"]
 
+MOST_MANIFEST_BYTES = 16 << 20
+"""Bound on ``bundle.json``, whose parsing takes over a second for 10 MB. Exports of 12 layers in int8 wrote 0.06 MB."""
+
 CHECKPOINT = "config.json"
 """A file of every checkpoint of transformers, and of no bundle's top folder without a manifest."""
 
@@ -168,7 +171,13 @@ def _manifest_text(folder: Path) -> bytes:
             if (folder / CHECKPOINT).is_file():
                 raise BundleError(f"{folder} is a checkpoint, not a bundle; export it first: export-model {folder}")
             raise BundleError(f"{folder} has no {MANIFEST}; expected a bundle made by export-model")
-        return (folder / _inside(MANIFEST, folder)).read_bytes()
+        with (folder / _inside(MANIFEST, folder)).open("rb") as file:
+            text = file.read(MOST_MANIFEST_BYTES + 1)
+        if len(text) > MOST_MANIFEST_BYTES:
+            raise BundleError(
+                f"{path} has more than {MOST_MANIFEST_BYTES >> 20} MiB, which no export writes; do not use this bundle"
+            )
+        return text
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from error
 

@@ -330,6 +330,14 @@ def test_manifest_nested_deeply(copy: Path, depth: int) -> None:
         assert Bundle.load(copy)
 
 
+def test_manifest_that_would_take_seconds_to_read(copy: Path) -> None:
+    """It is valid JSON, and as long as a fuzzer made it."""
+    with (copy / "bundle.json").open("ab") as file:
+        file.write(b" " * (17 << 20))
+    with pytest.raises(BundleError, match=r"bundle\.json has more than 16 MiB, which no export writes"):
+        Bundle.load(copy)
+
+
 def test_manifest_not_utf8(copy: Path) -> None:
     path = copy / "bundle.json"
     path.write_bytes(b"\xff" + path.read_bytes())
