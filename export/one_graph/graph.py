@@ -185,8 +185,6 @@ class _OneGraph:
         nodes = [*nodes_of(search.CONSTANTS), *self._before()]
         body = self._body({name for node in nodes for name in node.output})
         nodes += [self._loop(body), *nodes_of(search.RESULT)]
-        nodes[-2].output[0] = "lengths"
-        nodes = [node for node in nodes if node.op_type != "Identity" or node.output[0] != "lengths_out"]
         self.nodes = [*nodes, *_inner(body)]
         outputs = [_info(name, kind, [None] * rank) for name, (kind, rank) in OUTPUTS.items()]
         return onnx.helper.make_graph(

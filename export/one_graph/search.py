@@ -418,11 +418,10 @@ RESULT = """
     best_scores = Slice (pool_scores_end, axis0, returned1, axis1)
     best_sequences = Slice (pool_end, axis0, returned1, axis1)
     lengths_flat = Reshape (best_lengths, minus_one)
-    lengths_with_prompt = Add (lengths_flat, P)
-    longest = ReduceMax <keepdims = 1> (lengths_with_prompt)
+    lengths = Add (lengths_flat, P)
+    longest = ReduceMax <keepdims = 1> (lengths)
     used = Slice (best_sequences, axis0, longest, axis2)
     sequences_shape = Concat <axis = 0> (minus_one, longest)
     sequences = Reshape (used, sequences_shape)
-    lengths_out = Identity (lengths_with_prompt)
     scores = Reshape (best_scores, minus_one)
 """
