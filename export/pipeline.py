@@ -27,7 +27,6 @@ from tightbeam.deploy.bundle.manifest import (
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import BundleError, is_panic
-from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
 from tightbeam.export.accuracy.cache_guard import INT8_CACHE_OPTIONS, check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
@@ -68,7 +67,7 @@ from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.one_graph.check import check_one_graph
-from tightbeam.export.one_graph.rules import check_rules
+from tightbeam.export.one_graph.rules import options_in_graph
 from tightbeam.export.one_graph.write import write_one_graph
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
@@ -195,8 +194,8 @@ def _load(export: _Export) -> None:
         export.on_note(note)
     check_settings(checkpoint, supported=options.check or options.one_graph)
     if options.one_graph:
-        speech = checkpoint.family.has_windows
-        check_rules(resolve_settings(checkpoint.generation_config, {}, checkpoint.sizes, speech=speech).for_prompt(1))
+        has_windows = checkpoint.family.has_windows
+        options_in_graph(checkpoint.generation_config, {}, checkpoint.sizes, has_windows=has_windows)
     if note := _note_of_prompt(checkpoint):
         export.on_note(note)
 

@@ -33,7 +33,7 @@ VERSION = "3.11"
 """Of Debian's Python in that suite."""
 UNPACKED = "python3-minimal,libpython3-stdlib,libstdc++6,zlib1g"
 PACKAGES = ("av", "onnx")
-"""What the tests need beside the wheel."""
+"""Packages that the tests need beside the wheel."""
 GLIBC = (17, 24, 26, 27, 28, 31, 34, 35)
 """Minor versions of glibc in the tags of wheels that the suite can run."""
 PROCESSOR = """processor\t: {number}

@@ -1,4 +1,4 @@
-"""What this machine can run, and what is missing for the rest; see the command ``tightbeam info``."""
+"""The report of ``tightbeam info``: the things that this machine can run, and those that the rest needs."""
 
 from __future__ import annotations
 

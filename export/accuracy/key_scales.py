@@ -109,6 +109,7 @@ def _sizes(numbers: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _of_pairs(sizes: Tensor, X: int) -> Tensor:
-    """The same for both channels of a pair that is rotated: those of the first 2 X, in two halves."""
+    """The sizes [G, K] with one size for both channels of each rotated pair. The first 2 X channels are rotated, in two
+    halves."""
     pairs = torch.maximum(sizes[:, :X], sizes[:, X : 2 * X])
     return torch.cat([pairs, pairs, sizes[:, 2 * X :]], dim=1)

@@ -12,11 +12,10 @@ import torch
 from onnx import helper
 
 from tightbeam.deploy.bundle.manifest import Manifest
-from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.accuracy.parity import is_exact, is_tie
 from tightbeam.export.accuracy.reference import SEED, Generation, Reference
 from tightbeam.export.errors import ExportError
-from tightbeam.export.one_graph.graph import PROMPT_INPUT, SCALARS, scalars_of
+from tightbeam.export.one_graph.graph import PROMPT_INPUT, SCALARS, options_of, scalars_of
 from tightbeam.graph_passes.model import Array
 
 __all__ = ["check_one_graph", "scalar_inputs"]
@@ -45,9 +44,10 @@ def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> Non
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        inputs = _source(session, manifest, reference)
         for made in reference.generations:
             if SEED not in made.settings:
-                _compare(session, manifest, reference, made)
+                _compare(session, manifest, reference, made, inputs)
     except Exception as error:
         if "onnxruntime" not in type(error).__module__:
             raise
@@ -58,17 +58,20 @@ def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> Non
         ) from error
 
 
-def _compare(session: ort.InferenceSession, manifest: Manifest, reference: Reference, made: Generation) -> None:
-    """Compare the sequences of one setting."""
-    settings = {name: value for name, value in made.settings.items() if name != "do_sample"}
-    resolved = resolve_settings(manifest.generation, settings, manifest.sizes, speech=manifest.has_windows)
-    options = resolved.for_prompt(1)
-    inputs = _source(session, manifest, reference)
+def _compare(
+    session: ort.InferenceSession,
+    manifest: Manifest,
+    reference: Reference,
+    made: Generation,
+    inputs: Mapping[str, Array],
+) -> None:
+    """Compare the sequences of one setting, which the graph makes of ``inputs``."""
+    options = options_of(manifest, {name: value for name, value in made.settings.items() if name != "do_sample"})
     samples = len(next(iter(inputs.values())))
-    names = {each.name for each in session.get_inputs()}
-    if PROMPT_INPUT in names:
-        inputs[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (samples, 1))
-    sequences, lengths, scores = session.run(None, {**inputs, **scalar_inputs(scalars_of(options))})
+    prompt = {}
+    if any(each.name == PROMPT_INPUT for each in session.get_inputs()):
+        prompt[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (samples, 1))
+    sequences, lengths, scores = session.run(None, {**inputs, **prompt, **scalar_inputs(scalars_of(options))})
     returned = len(sequences) // samples
     given = inputs["input_ids"].shape[1] if manifest.sizes.decoder_only else 0
     for index in range(samples):

@@ -21,11 +21,10 @@ from onnx.external_data_helper import uses_external_data
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import TIES, GenerationOptions
-from tightbeam.deploy.generation.resolve import resolve_settings
 from tightbeam.export.one_graph import search
 from tightbeam.export.one_graph.noise import NOISE, digest_of_features, digest_of_tokens
-from tightbeam.export.one_graph.rules import bans, check_rules, forced, is_end, prompt_choice
-from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPSET, VERSION, functions
+from tightbeam.export.one_graph.rules import bans, forced, is_end, options_in_graph, prompt_choice
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION, functions
 
 __all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "scalars_of"]
 
@@ -51,8 +50,8 @@ CACHE_FUNCTIONS = (
     "InPlaceCache (store, carried) => (cache) { cache = Identity (carried) }",
     "KeptCache (store, cache) => (carried) { carried = Identity (cache) }",
 )
-"""What a loop does with a cache: without our library it is carried from step to step. Our library has kernels that keep
-it in ``store``, outside the loop, and carry nothing (``plugins/onnxruntime/loop_cache.h``)."""
+"""The treatment of a cache in a loop: without our library it is carried from step to step. Our library has kernels that
+keep it in ``store``, outside the loop, and carry nothing (``plugins/onnxruntime/loop_cache.h``)."""
 OLDER_OPSET = 23
 """The opset of the graph: the first with Attention. The bundle's functions have one operator of a later one."""
 STEP, ENCODER, DECODER = "step.", "encoder.", "decoder."
@@ -74,11 +73,10 @@ NEVER, FULL, HOPELESS = 2, 1, 0
 """Values of the input ``early_stopping``: "never", True and False."""
 
 
-def options_of(manifest: Manifest) -> GenerationOptions:
-    """The settings of a bundle, resolved. Raises ExportError for a rule that a graph does not have."""
-    options = resolve_settings(manifest.generation, {}, manifest.sizes, speech=manifest.has_windows).for_prompt(1)
-    check_rules(options)
-    return options
+def options_of(manifest: Manifest, settings: Mapping[str, Any] | None = None) -> GenerationOptions:
+    """The settings of a bundle, or ``settings`` in their place, resolved. Raises ExportError for a rule that a graph
+    does not have."""
+    return options_in_graph(manifest.generation, settings or {}, manifest.sizes, has_windows=manifest.has_windows)
 
 
 def scalars_of(options: GenerationOptions) -> dict[str, float]:
@@ -143,7 +141,9 @@ def nodes_of(text: str, values: Mapping[str, Any] | None = None) -> list[onnx.No
     """The nodes of statements in ONNX's text form; names in capitals are replaced by ``values`` first."""
     for name, value in (values or {}).items():
         text = text.replace(name, str(value))
-    function = onnx.parser.parse_function(f'<domain: "text", opset_import: ["": {OPSET}]> text () => () {{\n{text}}}\n')
+    function = onnx.parser.parse_function(
+        f'<domain: "text", opset_import: ["": {OLDER_OPSET}]> text () => () {{\n{text}}}\n'
+    )
     return list(function.node)
 
 
@@ -183,7 +183,7 @@ class _OneGraph:
     def whole(self) -> onnx.GraphProto:
         """Make the graph."""
         nodes = [*nodes_of(search.CONSTANTS), *self._before()]
-        body = self._body({name for node in nodes for name in node.output})
+        body = self._body()
         nodes += [self._loop(body), *nodes_of(search.RESULT)]
         self.nodes = [*nodes, *_inner(body)]
         outputs = [_info(name, kind, [None] * rank) for name, (kind, rank) in OUTPUTS.items()]
@@ -298,7 +298,7 @@ class _OneGraph:
             body=body,
         )
 
-    def _body(self, outer: set[str]) -> onnx.GraphProto:
+    def _body(self) -> onnx.GraphProto:
         """The body of the loop: one step."""
         options, carried = self.options, self._carried()
         ends = search.ENDS_WITH_PROMPT if self._prompted else ""
@@ -317,7 +317,6 @@ class _OneGraph:
         states = [(state, f"state_{number}") for number, state in enumerate(self._states)]
         produced = {name for node in nodes for name in node.output}
         own = produced | {"step", *carried, *(name for _, name in states)}
-        assert not {name for name in own - outer if name.startswith(STEP)}
         names = {name: STEP + name for name in own if not name.startswith(DECODER)}
         kinds = [self._state_types[state.input] for state, _ in states]
         caches = [[_size(size) for size in state.shape] for state, _ in states]

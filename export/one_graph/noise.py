@@ -66,7 +66,6 @@ def _noise() -> str:
     key_1_0 = Unsqueeze (digest_of_search, axis1)
     count_of_continuations = Mul (Ms, listed)
     continuation_row = Range (zero, count_of_continuations, one)
-    counter_shape = Concat <axis = 0> (Bs1, minus_one)
     counter_ends = Reshape (count_of_continuations, axis1)
     shape_of_noise = Concat <axis = 0> (Bs1, counter_ends)
     counter_0 = Expand (continuation_row, shape_of_noise)

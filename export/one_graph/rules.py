@@ -6,12 +6,14 @@ This is `deploy/search/processors` again. What a graph cannot have is refused by
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.generation.resolve import Sizes, resolve_settings
 from tightbeam.export.errors import ExportError
 
-__all__ = ["bans", "check_rules", "forced", "is_end", "prompt_choice"]
+__all__ = ["bans", "forced", "is_end", "options_in_graph", "prompt_choice"]
 
 NEUTRAL = {
     "encoder_no_repeat_ngram_size": 0,
@@ -25,8 +27,19 @@ NEUTRAL = {
 NAMES = {"renormalize": "renormalize_logits"}
 
 
-def check_rules(options: GenerationOptions) -> None:
-    """Raise ExportError if the checkpoint's settings ask for a rule that a graph does not have."""
+def options_in_graph(
+    generation: Mapping[str, Any], settings: Mapping[str, Any], sizes: Sizes, *, has_windows: bool
+) -> GenerationOptions:
+    """Resolve a checkpoint's settings and ``settings`` in their place, as a runner does.
+
+    Raises ExportError if they ask for a rule that a graph does not have.
+    """
+    options = resolve_settings(generation, settings, sizes, speech=has_windows).for_prompt(1)
+    _check_rules(options)
+    return options
+
+
+def _check_rules(options: GenerationOptions) -> None:
     for name, nothing in NEUTRAL.items():
         if getattr(options, name) != nothing:
             raise ExportError(

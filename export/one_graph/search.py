@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 CARRIED = ("history", "beam_scores", "ancestry", "beam_index", "pool", "pool_scores", "pool_lengths", "final")
-"""What the loop carries besides the caches."""
+"""The tensors that the loop carries besides the caches."""
 
 CONSTANTS = """
     zero = Constant <value = int64 {0}> ()
@@ -121,7 +121,6 @@ START = """
     slots_column32 = Cast <to = 6> (slots_column)
     B_M_1 = Concat <axis = 0> (B_M, axis1)
     slots = Expand (slots_column32, B_M_1)
-    no_nodes = Expand (zero32, R1)
 
     is_first_beam = Equal (beams_of_sample, zero)
     first_scores_row = Where (is_first_beam, zero_float, out)

@@ -49,7 +49,7 @@ def fold_biases(graphs: ModelGraphs) -> PassResult:
 
 
 def _drop_source_biases(encoder: gs.Graph, L: int) -> None:
-    """Drop the biases of a merged source's values, which are those of the decoder's layers, and fold with these."""
+    """Drop the biases of a merged source's values. The decoder's layers have the same ones, and fold them."""
     outputs = {tensor.name: tensor for tensor in encoder.outputs}
     for layer in range(L):
         projection = projection_behind(outputs[f"source.{layer}.value"])

@@ -103,7 +103,7 @@ def shares_gain(block: AttentionBlock) -> bool:
 
 
 def _keys(block: AttentionBlock) -> gs.Tensor:
-    """What is cached as keys, or attended to as keys."""
+    """The tensor that is cached as keys, or attended to as keys."""
     return block.new[0] if block.new is not None else block.node.inputs[1]
 
 

@@ -22,7 +22,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Generated:
-    """What the graph gives: [B x returned, T], [B x returned], [B x returned]."""
+    """The outputs of the graph: [B x returned, T], [B x returned], [B x returned]."""
 
     sequences: Array
     lengths: Array

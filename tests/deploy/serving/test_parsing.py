@@ -59,7 +59,7 @@ def test_the_outcome_of_a_cancelled_job_is_freed_when_its_work_ends() -> None:
 
 
 class Read:
-    """What was read, in a cycle with itself, as an error is with its frames."""
+    """Content that was read, in a cycle with itself, as an error is with its frames."""
 
     def __init__(self) -> None:
         self.itself = self
