@@ -16,7 +16,7 @@ from tightbeam.export.families.causal import Causal, cap_errors
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
-__all__ = ["T5GEMMA", "T5GEMMA_PART", "layer_errors"]
+__all__ = ["T5GEMMA", "T5GEMMA_PART", "T5GemmaLike"]
 
 T5GEMMA_PART = "t5_gemma_module"
 """``model_type`` of either side's config."""
@@ -29,8 +29,14 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class T5GemmaLike(Family):
     """An encoder-decoder whose sides have configs of their own."""
 
+    side: Causal = SIDE
+
+    def sides(self, config: Any) -> tuple[tuple[str, Any], ...]:
+        """The names and the configs of encoder and decoder."""
+        return tuple((name, getattr(config, name, None)) for name in ("encoder", "decoder"))
+
     def sizes_errors(self, config: Any) -> Iterator[str]:
-        for name, side in _sides(config):
+        for name, side in self.sides(config):
             if side is None or isinstance(side, str | int | float | list):
                 yield f"{name} is {side!r}; expected the config of that side"
                 continue
@@ -44,8 +50,8 @@ class T5GemmaLike(Family):
         yield from errors
         if errors:
             return
-        for name, side in _sides(config):
-            found = [*SIDE.config_errors(side), *cap_errors(side), *layer_errors(side)]
+        for name, side in self.sides(config):
+            found = [*self.side.config_errors(side), *cap_errors(side), *_layer_errors(side)]
             yield from (f"{name}: {reason}" for reason in found)
         yield from encoder_decoder_errors(config, self.architecture)
 
@@ -82,11 +88,7 @@ class T5GemmaLike(Family):
         return trace_t5gemma(model, sizes)
 
 
-def _sides(config: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, getattr(config, name, None)) for name in ("encoder", "decoder"))
-
-
-def layer_errors(side: Any) -> Iterator[str]:
+def _layer_errors(side: Any) -> Iterator[str]:
     """Clauses for values with which transformers runs neither side."""
     if side.sliding_window is None:  # whose masks it makes, whether a layer reads them or not
         yield "sliding_window is None; transformers runs this model with a window alone"

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tightbeam.export.families.base import Family, WeightNumbers, encoder_decoder_errors, head_errors, size_errors
-from tightbeam.export.families.causal import Causal, cap_errors
-from tightbeam.export.families.text.t5gemma import layer_errors
+from tightbeam.export.families.base import WeightNumbers, head_errors, size_errors
+from tightbeam.export.families.causal import Causal
+from tightbeam.export.families.text.t5gemma import T5GemmaLike
 from tightbeam.graph_passes import ModelGraphs, Sizes
 from tightbeam.graph_passes.caches.cost import WeightCounts
 
@@ -27,12 +27,19 @@ SIDE = Causal(model_type="t5gemma2_text", architecture="T5Gemma2Model", activati
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Gemma2Like(Family):
+class T5Gemma2Like(T5GemmaLike):
     """An encoder-decoder with merged attention, whose sides have configs of their own and one width."""
+
+    side: Causal = SIDE
+
+    def sides(self, config: Any) -> tuple[tuple[str, Any], ...]:
+        encoder = getattr(config, "encoder", None)
+        text = getattr(encoder, "text_config", None)
+        return ("encoder.text_config", text), ("decoder", getattr(config, "decoder", None))
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         errors = []
-        for name, side in _sides(config):
+        for name, side in self.sides(config):
             if side is None or isinstance(side, str | int | float | list | dict):
                 errors.append(f"{name} is {side!r}; expected the config of that part")
                 continue
@@ -42,28 +49,18 @@ class T5Gemma2Like(Family):
         yield from errors
         if errors:
             return
-        (_, encoder), (_, decoder) = _sides(config)
+        (_, encoder), (_, decoder) = self.sides(config)
         for field in ("hidden_size", "vocab_size"):
             ours, theirs = getattr(encoder, field), getattr(decoder, field)
             if ours != theirs:
                 yield f"{field} is {ours} in the encoder and {theirs} in the decoder; expected one number"
 
-    def config_errors(self, config: Any) -> Iterator[str]:
-        errors = list(self.sizes_errors(config))
-        yield from errors
-        if errors:
-            return
-        for name, side in _sides(config):
-            found = [*SIDE.config_errors(side), *cap_errors(side), *layer_errors(side)]
-            yield from (f"{name}: {reason}" for reason in found)
-        yield from encoder_decoder_errors(config, self.architecture)
-
     def sizes(self, config: Any) -> Sizes:
-        encoder, decoder = (SIDE.sizes(side) for _, side in _sides(config))
+        encoder, decoder = (SIDE.sizes(side) for _, side in self.sides(config))
         return replace(decoder, max_source=encoder.max_target, decoder_only=False, merged=True)
 
     def weights(self, config: Any) -> WeightNumbers:
-        encoder, decoder = (SIDE.weights(side).products for _, side in _sides(config))
+        encoder, decoder = (SIDE.weights(side).products for _, side in self.sides(config))
         sizes = self.sizes(config)
         tables = 0 if config.tie_word_embeddings else 2 * sizes.D * sizes.vocabulary
         return WeightNumbers(encoder.encoder + decoder.decoder + tables, WeightCounts(encoder.encoder, decoder.decoder))
@@ -77,11 +74,6 @@ class T5Gemma2Like(Family):
         from tightbeam.export.tracing.text.t5gemma2 import trace_t5gemma2
 
         return trace_t5gemma2(model, sizes)
-
-
-def _sides(config: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
-    encoder = getattr(config, "encoder", None)
-    return ("encoder.text_config", getattr(encoder, "text_config", None)), ("decoder", getattr(config, "decoder", None))
 
 
 T5GEMMA2 = T5Gemma2Like(

@@ -14,13 +14,12 @@ from rich.console import Console, RenderableType
 
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import CheckpointCache
+from support.runtimes.int8_caches import bundles_that_are_close
 from support.searches.batch_independence import check_samples_alone
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.errors import BundleError
 from tightbeam.deploy.model.bundle_facts import cache_bytes, report_of, workload_of
-from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export import ExportError, export_model
-from tightbeam.export.accuracy.compare import compare_runtimes, sources_of
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.dry_run import dry_run
 from tightbeam.export.options import ExportOptions
@@ -28,8 +27,6 @@ from tightbeam.export.report import details, report
 from tightbeam.export.writing.entries import plan_of, sizes_of
 from tightbeam.graph_passes import PassError, RunSize, plan_bytes
 
-TIMES_FP16 = 20
-"""Bound on the error in that of fp16, as of a source cache in int8."""
 CASES = [
     ("bart", "dedup", "fp32"),
     ("bart", "el", "int8"),
@@ -43,14 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "variant", "precision"), CASES)
 def test_close_and_a_quarter_of_the_bytes(bundles: BundleCache, family: str, variant: str, precision: str) -> None:
-    exact = Bundle.load(bundles(variant, family, precision=precision))
-    low = Bundle.load(bundles(variant, family, precision=precision, generated_cache_precision="int8"))
-    sources = sources_of(exact)
-    runtimes = OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1)
-    half = OnnxRuntimeCpu(Bundle.load(bundles(variant, family, precision="fp16")), 1)
-    error = compare_runtimes(exact, *runtimes, sources).error
-    assert 0 < error < TIMES_FP16 * compare_runtimes(exact, runtimes[0], half, sources).error
-
+    exact, low = bundles_that_are_close(bundles, family, variant, precision, generated_cache_precision="int8")
     work = workload_of(low.manifest, batch_size=2, num_beams=3)
     whole, small = (cache_bytes(bundle.manifest, work) for bundle in (exact, low))
     assert small[0] == whole[0]
