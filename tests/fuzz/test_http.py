@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fuzz]
 PATHS = (
     *("/generate", "/v2/models/m/generate", "/v2/models/m/generate_stream"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/completions", "/v1/chat/completions"),
+    *("/translate", "/detect"),
 )
 BOUND = "limit"
 FIELDS = (("model", "m"), ("response_format", "vtt"), ("timestamp_granularities[]", "word"), ("TEXT", "a"))
@@ -43,13 +44,16 @@ BODIES: tuple[dict[str, Any], ...] = (
         "response_format": {"type": "text"},
         "logit_bias": {"5": 1},
     },
+    {"q": ["a b.", "c"], "source": "en", "target": "de", "format": "html", "glossary": [["a", "b|c"]]},
+    {"q": "a", "source": "auto", "target": "de", "alternatives": 2, "api_key": "x"},
 )
 
 
 class OnlyModel:
     """A speech model whose worker refuses every request that comes as far."""
 
-    name, reads_text, has_timestamps, has_times_of_words, ready, pair, codec = "m", True, True, True, True, None, None
+    name, reads_text, has_timestamps, has_times_of_words, ready, codec = "m", True, True, True, True, None
+    pair, deadline_s = ("en", "de"), 60.0
     max_batch_size = 16
     manifest = SimpleNamespace(
         speech=True,

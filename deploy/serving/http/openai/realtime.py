@@ -105,7 +105,9 @@ class _Session:
                     await self.close(POLICY, "the session has sent nothing for long, or is at its deadline; begin anew")
                     return
                 await self._take(text)
-        except (WebSocketDisconnect, KeyError, RuntimeError):  # it has left, or sent bytes, or was closed beside
+        except WebSocketDisconnect:
+            self._open = False
+        except (KeyError, RuntimeError):  # it sent bytes, or the session was closed beside
             await self.close(POLICY, "a message is not a text; send JSON")
         finally:
             running.cancel()
