@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,19 @@ def expected(lines: list[str]) -> list[list[int]]:
 
 def test_tag_is_that_of_many_machines(wheel: Path) -> None:
     assert wheel.name.startswith(f"tightbeam-{tightbeam.__version__}-py3-none-manylinux_2_")
+
+
+def test_wheel_says_what_is_compiled_into_it(wheel: Path) -> None:
+    """The SBOM stands where PEP 770 has it, and the licence of each component where PEP 639 has it."""
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"tightbeam-{tightbeam.__version__}.dist-info"
+        sbom = json.loads(archive.read(f"{info}/sboms/tightbeam.cdx.json"))
+        licences = [name for name in archive.namelist() if name.startswith(f"{info}/licenses/licenses/")]
+    assert (sbom["bomFormat"], sbom["metadata"]["component"]["version"]) == ("CycloneDX", tightbeam.__version__)
+    assert all(re.fullmatch(r"1\.\d+", component["version"]) for component in sbom["components"])
+    assert [Path(name).stem for name in licences if name.endswith(".txt")] == [
+        component["name"] for component in sbom["components"]
+    ]
 
 
 def test_bundle_runs_with_the_native_library(
