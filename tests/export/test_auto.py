@@ -301,6 +301,7 @@ def test_old_and_doubtful_measurements_are_taken_again(
     )
 
 
+@pytest.mark.slow
 def test_auto_makes_the_bundle_that_it_predicts_to_be_fastest(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     checkpoint, tables = checkpoints("bart"), []
     workload = Workload(batch_size=64, bandwidth_gb_s=1e-3, gflop_s=1e9)

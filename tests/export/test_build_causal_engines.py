@@ -14,10 +14,7 @@ from support.bundles.causal_engines import CAUSAL
 from support.bundles.engines import check_builds, check_tokens_of_tensorrt_graphs
 from support.slow_cases import slow_unless
 
-QUICK = (
-    *(("gpt2", "el"), ("llama", "dedup"), ("gpt_neox", "kcache"), ("bloom", "slim"), ("gemma2", "kcache")),
-    ("gemma3_text", "kcache"),
-)
+QUICK = (("gpt2", "el"), ("llama", "dedup"), ("gpt_neox", "kcache"), ("gemma2", "kcache"))
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_a_bundle_holds_its_budget(checkpoints: CheckpointCache, tmp_path: Path)
         assert (kept.count("int8"), kept.count("w8a16"), kept.count("fp32")) == (last.int8, last.w8a16, last.fp32)
 
 
+@pytest.mark.slow
 def test_an_int8_cache_takes_its_share_of_the_budget(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     folder, cached = checkpoints("bart", **ONE_LAYER), {"cache_precision": "int8", "check": False}
     share = export_model(folder, tmp_path / "cache", **cached).manifest.cache_divergence  # type: ignore[arg-type]

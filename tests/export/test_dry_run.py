@@ -19,6 +19,7 @@ from support.checkpoints.edits import edit_json
 from support.checkpoints.families import CLASSES, CheckpointCache
 from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
+from support.slow_cases import STOOD_FOR, slow_unless
 from tightbeam.deploy import Bundle
 from tightbeam.deploy.model import bundle_facts
 from tightbeam.deploy.model.bundle_facts import process_memory
@@ -63,7 +64,7 @@ def config_only(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize(("family",), slow_unless(((each,) for each in SMALL), lambda family: family not in STOOD_FOR))
 def test_config_alone_gives_the_numbers_of_the_export(bundles: BundleCache, tmp_path: Path, family: str) -> None:
     """Sizes, and with them bytes of caches, the run, the products' weights, the ranking and its refusals are equal."""
     checkpoint, canonical = bundles.trace(family)

@@ -142,7 +142,7 @@ def test_keys_without_an_inverse_are_no_error(checkpoints: CheckpointCache, tmp_
 
 @pytest.mark.parametrize(
     ("family",),
-    slow_unless([("bart",), ("opt",), ("whisper",), ("prophetnet",)], lambda family: family in ("bart", "opt")),
+    slow_unless([("bart",), ("opt",), ("whisper",), ("prophetnet",)], lambda family: family == "bart"),
 )
 def test_badly_conditioned_heads_are_made_orthonormal(
     checkpoints: CheckpointCache, tmp_path: Path, family: str
@@ -193,10 +193,8 @@ def test_orthonormal_heads_make_the_same_scores() -> None:
         np.testing.assert_allclose(head.T @ head, (W_K**2).sum() / 12 * np.eye(4), atol=1e-12 * (W_K**2).sum())
 
 
-@pytest.mark.parametrize(
-    ("variant", "factor"),
-    slow_unless(itertools.product(("el", "kcache"), (0.0, 3e5)), lambda *case: case == ("el", 0.0)),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "factor"), list(itertools.product(("el", "kcache"), (0.0, 3e5))))
 def test_values_beyond_float16_and_a_pruned_layer_are_no_error(
     checkpoints: CheckpointCache, tmp_path: Path, variant: str, factor: float
 ) -> None:

@@ -61,7 +61,7 @@ def spoil(folder: Path, numbers: int = 2) -> Path:
 
 @pytest.mark.parametrize(
     ("family", "variant"),
-    slow_unless(CASES, lambda *case: case in (("bart", "hybrid"), ("gpt_neox", "kcache"))),
+    slow_unless(CASES, lambda *case: case == ("bart", "hybrid")),
 )
 def test_keys_that_do_not_determine_values_are_cached_with_a_few_more_numbers(
     checkpoints: CheckpointCache, tmp_path: Path, family: str, variant: str
@@ -137,6 +137,7 @@ def test_the_guard_takes_the_smallest_r(checkpoints: CheckpointCache, tmp_path: 
     assert plan == (LayerPlan("k", "k", "", KeyForm(True, few), KeyForm(True, few)),)
 
 
+@pytest.mark.slow
 def test_r_grows_with_the_width_of_the_model(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Keys that leave a fifth of a wide model's inputs out are cached with a quarter of their width more."""
     sizes = {"d_model": 512, "decoder_attention_heads": 8, "decoder_layers": 1, "encoder_layers": 1}
@@ -161,6 +162,7 @@ def test_auto_counts_the_numbers_beside_the_keys(checkpoints: CheckpointCache, t
     assert {entry.wanted for entry in bundle.manifest.guard} == {"states", "x"}
 
 
+@pytest.mark.slow
 def test_an_inverse_beyond_float16_is_not_refused_before_the_guard(
     checkpoints: CheckpointCache, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_counts_reach_the_one_who_watches() -> None:
     assert seen == [("letters", 0, 2), ("letters", 1, 2), ("letters", 2, 2), ("resting", 0, 0)]
 
 
+@pytest.mark.slow
 def test_an_export_counts_within_its_steps(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_rows_without_numbers_have_no_scales() -> None:
     assert all(np.isfinite(scale).all() for scale in zeros.values())
 
 
+@pytest.mark.slow
 def test_an_export_in_int8_moves_scales(
     checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_nvcc_is_not_called(tmp_path: Path) -> None:
     assert "tightbeam_cpu" in targets.stdout and "tightbeam_cuda" not in targets.stdout
 
 
+@pytest.mark.slow
 @needs_cmake
 def test_cuda_library_without_what_it_needs_is_an_error(tmp_path: Path) -> None:
     asked = "-DTIGHTBEAM_CUDA=ON"

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+STOOD_FOR = ("umt5", "seamless_m4t", "blenderbot-small", "led", "t5gemma", "gemma3_text", "bloom", "speech_to_text")
+"""Families whose tokens ``make test`` does not compare, since another family's stand for them: T5's, SeamlessM4T v2's,
+Blenderbot's, LongT5's, T5Gemma 2's (twice), MPT's and Moonshine's. Each needs a trace, which takes seconds."""
+
 
 def slow_unless(cases: Iterable[tuple[Any, ...]], quick: Callable[..., bool]) -> list[Any]:
     """The cases as parameters of pytest, with the mark ``slow`` on those that are not ``quick(*case)``."""

@@ -85,6 +85,7 @@ def test_texts_are_those_of_generate(bundles: BundleCache, texts: Path) -> None:
         assert 0 < distance(expected.distributions, found.distributions) < 1e-4
 
 
+@pytest.mark.slow
 def test_recordings_are_those_of_generate(whisper: Path, recordings: Path, tmp_path: Path) -> None:
     """One window by tokens, more by segments with times of tokens; log-probabilities of the transcriptions."""
     from tightbeam.export import export_model

@@ -19,7 +19,9 @@ from tightbeam.graph_passes import PRESETS
     ("variant", "device"),
     slow_unless(
         itertools.product(PRESETS, DEVICES),
-        lambda variant, device: device == "tensorrt" or variant in ("baseline", "el"),
+        lambda variant, device: (
+            (variant, device) == ("el", "cuda") or (device == "tensorrt" and variant in ("baseline", "dedup", "hybrid"))
+        ),
     ),
 )
 def test_every_variant(bundles: BundleCache, variant: str, device: str) -> None:

@@ -469,7 +469,7 @@ def test_cancellation_leaves_the_other_request_of_its_batch(world: SimpleNamespa
     assert response.texts == [served.expected(world.runners["slow"], SENTENCES[1], **settings)[1]]
 
 
-@pytest.mark.parametrize("model", ["slow", "slowlive"])
+@pytest.mark.parametrize("model", ["slowlive", pytest.param("slow", marks=pytest.mark.slow)])
 def test_requests_join_one_that_runs(world: SimpleNamespace, model: str) -> None:
     """Requests of its group and of another, streaming or not, are answered while it goes on."""
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
@@ -605,6 +605,7 @@ def test_closed_stream_stops_early(world: SimpleNamespace) -> None:
     assert metrics(world.server, "slowlive")["tightbeam_steps_total"] - before < 2000
 
 
+@pytest.mark.slow
 def test_slow_reader_does_not_delay_other_clients(world: SimpleNamespace) -> None:
     body = json.dumps({"TEXT": SENTENCES[0], **LONG, "num_beams": 1}).encode()
     host, _, port = world.server.http.partition(":")

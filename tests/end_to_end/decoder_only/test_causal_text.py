@@ -71,6 +71,7 @@ def test_an_export_ends_with_a_comparison(
     assert record["text"] == runner.decode(whole[len(ids) :]) == runner.generate_text([SENTENCES[0]], num_beams=2)[0]
 
 
+@pytest.mark.slow
 def test_guard_measures_attention_outside_the_interface(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """The measurement does not change the model."""
     folder = checkpoints("falcon", multi_query=False, **TEXT)

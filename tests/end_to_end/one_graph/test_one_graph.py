@@ -46,10 +46,8 @@ def expect_same(graph: OneGraph, runner: Runner, ids: Array, mask: Array, settin
     assert ((found.lengths >= given) & (found.lengths <= found.sequences.shape[1])).all()
 
 
-@pytest.mark.parametrize(
-    ("family", "variant"),
-    slow_unless(TEXT, lambda family, variant: (family, variant) == ("bart", "el")),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "variant"), TEXT)
 def test_an_encoder_decoder_gives_the_runners_tokens(bundles: BundleCache, family: str, variant: str) -> None:
     runner, graph = Runner.load(bundles(variant, family), threads=1), OneGraph(bundles(variant, family))
     for ids, mask, settings in runs_of(runner, [each for each in SETTINGS if OF_SOURCE not in each]):

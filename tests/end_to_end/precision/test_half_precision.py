@@ -148,7 +148,9 @@ def test_bundle_error_is_at_most_that_of_torch(half: Half, known: Known, family:
     assert_as_exact_as_torch(bundle, known(family))
 
 
-@pytest.mark.parametrize(("family", "variant"), [("bart", "xcache"), ("t5", "dedup"), ("gpt2", "el")])
+@pytest.mark.parametrize(
+    ("family", "variant"), [("bart", "xcache"), ("gpt2", "el"), pytest.param("t5", "dedup", marks=pytest.mark.slow)]
+)
 def test_function_bodies_in_half_precision(
     half: Half, known: Known, family: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def test_silent_windows_are_skipped(bundles: BundleCache, recordings: list[Array
     "own",
     [
         pytest.param({"temperature": (0.0, 0.6), "logprob_threshold": -1.25}, marks=pytest.mark.slow),
-        {"temperature": (0.0, 0.3, 0.6), "compression_ratio_threshold": 0.74},
+        pytest.param({"temperature": (0.0, 0.3, 0.6), "compression_ratio_threshold": 0.74}, marks=pytest.mark.slow),
         {"temperature": (0.0, 0.4), "logprob_threshold": -1.25, "no_speech_threshold": 0.004},
     ],
     ids=str,

@@ -108,7 +108,7 @@ def test_led_encoders_match_transformers(windows: Any, global_tokens: int) -> No
         pytest.param("led", {}, marks=pytest.mark.slow),
         pytest.param("led", TWO_WINDOWS, marks=pytest.mark.slow),
         pytest.param("led", {"global_tokens": 1, **TWO_WINDOWS}, marks=pytest.mark.slow),
-        ("led", {"global_tokens": 1}),
+        pytest.param("led", {"global_tokens": 1}, marks=pytest.mark.slow),
         pytest.param("led", {"global_tokens": 3}, marks=pytest.mark.slow),
         pytest.param("led", {"global_tokens": 64}, marks=pytest.mark.slow),
         pytest.param("led", {"global_tokens": 3, **WIDER}, marks=pytest.mark.slow),

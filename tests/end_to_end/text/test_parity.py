@@ -12,7 +12,7 @@ import torch
 from support.bundles.cache import BundleCache
 from support.references.expected import expect_equal
 from support.references.generate_runs import SETTINGS, batch, runs_of
-from support.slow_cases import slow_unless
+from support.slow_cases import STOOD_FOR, slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export.writing.entries import sizes_of
 from tightbeam.graph_passes import PRESETS, RunSize
@@ -28,7 +28,7 @@ LED has its default run in test_long_encoders.py, with global attention."""
     ("variant", "family"),
     slow_unless(
         itertools.product(PRESETS, FAMILIES + RELATED),
-        lambda variant, family: family in EVERY_VARIANT or (family != "led" and variant in ("dedup", "el")),
+        lambda variant, family: family in EVERY_VARIANT or (family not in STOOD_FOR and variant == "dedup"),
     ),
 )
 def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str, family: str) -> None:

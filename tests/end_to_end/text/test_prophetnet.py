@@ -30,6 +30,7 @@ from tightbeam.graph_passes.canonical.two_stream import canonicalise_two_stream
 LONGEST = 63  # rows of the position table, but for the first, which is no position
 
 
+@pytest.mark.slow
 def test_bucket_table_matches_transformers(bundles: BundleCache) -> None:
     """Both streams at every distance: the prediction is one position ahead."""
     config = bundles.trace("prophetnet")[0].config
@@ -152,7 +153,9 @@ PIECES = (
 """A piece for each of the model's 99 tokens: an id without one is decoded in another way by each library."""
 
 
-@pytest.mark.parametrize(("basic", "kind"), [(True, "tokenizers"), (False, "transformers")])
+@pytest.mark.parametrize(
+    ("basic", "kind"), [(True, "tokenizers"), pytest.param(False, "transformers", marks=pytest.mark.slow)]
+)
 def test_prophetnet_tokenizer(checkpoints: CheckpointCache, tmp_path: Path, basic: bool, kind: str) -> None:
     """Transformers has this tokenizer in Python alone; it becomes a tokenizer.json where that gives the same ids."""
     folder = checkpoints.copy(tmp_path / "own", "prophetnet")

@@ -122,6 +122,7 @@ def test_text_export_of_old_checkpoints(checkpoints: CheckpointCache, tmp_path: 
 CHRONOS = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 4096, "n_special_tokens": 2, "prediction_length": 64}
 
 
+@pytest.mark.slow
 def test_chronos_is_exported_as_t5(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Without a tokenizer: Chronos makes token ids of a series by itself."""
     shape = {"vocab_size": 4096, "eos_token_id": 1, "num_layers": 1, "num_decoder_layers": 1}

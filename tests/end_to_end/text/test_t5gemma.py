@@ -14,7 +14,6 @@ from support.checkpoints.edits import edit_json, refusal
 from support.checkpoints.families import DEFAULTS, CheckpointCache
 from support.references.expected import expect_equal
 from support.references.generate_runs import SETTINGS, runs_of
-from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.export import export_model
 from tightbeam.export.accuracy.calibration import calibrate
@@ -49,7 +48,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("variant",), slow_unless([(each,) for each in VARIANTS], lambda variant: variant == "hybrid"))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_and_scores_match_generate(bundles: BundleCache, variant: str) -> None:
     """Windows are shorter than sources and outputs, on both sides."""
     runner = Runner.load(bundles(variant, "t5gemma"), threads=1)
