@@ -35,6 +35,8 @@ MOST_SECONDS, HANGS_SECONDS, MOST_BYTES = 5.0, 300, 1 << 30
 
 They are generous, since a fuzzer that runs beside others has to find the hangs and the bombs alone.
 """
+MOST_COPIED = 1 << 20
+"""Characters that a mutation adds: longer documents take time for their length alone."""
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Edit = tuple[int, int, int, bytes]
 
@@ -105,7 +107,8 @@ def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
         elif kind == 1 and isinstance(holder, dict):
             holder[str(value)[:50]] = inner
         elif kind == 2 and isinstance(holder, list):
-            holder.extend(copy.deepcopy(inner) for _ in range(1 + path % 50))
+            copies = min(1 + path % 50, MOST_COPIED // (1 + len(json.dumps(inner))))
+            holder.extend(copy.deepcopy(inner) for _ in range(copies))
         elif kind == 3 and isinstance(inner, int | float):
             holder[key] = inner + (-1, 1, 0.5, 1 << 31)[path % 4]
         else:
