@@ -34,7 +34,7 @@ SEASONED := $(ZOO:%=%-all/config.json)
 OPERATOR_TESTS := tests/plugins/test_operators.py tests/plugins/test_operator_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo zoo real-check serve-demo server check test suite lint reference docs slow wheel arm cuda cuda-check cuda-provider gpu-check sanitize valgrind fuzz soak clean
+.PHONY: help demo zoo real-check serve-demo server check test suite lint reference docs slow wheel release arm cuda cuda-check cuda-provider gpu-check sanitize valgrind fuzz soak clean
 
 help: ## [0 min] list the targets, and the minutes that each takes on 2 idle cores once .venv is set up (which takes 2)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ slow: $(BUILT) ## [not measured] the tests that take minutes or gigabytes
 
 wheel: $(READY) ## [1 min] build the wheel with the CPU library into dist/, for machines without a compiler
 	$(BIN)/python -m tools.wheel dist
+
+release: $(BUILT) $(SERVED) ## [20 min] check that a release can be made, run the tests, and build its files in dist/release
+	$(BIN)/python -m tools.release dist/release
 
 arm: $(BUILT) ## [7 min] compile for arm64, and run every operator's cases, the demo and a tiny Whisper under QEMU
 	$(BIN)/python -m tools.arm64
