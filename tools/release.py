@@ -53,12 +53,12 @@ def problems(root: Path = ROOT, formats: int = FORMAT_VERSION) -> Iterator[str]:
         yield f"the working tree differs from the commit: {changed[0].strip()}; commit it or remove it"
     heading = next((line for line in (root / "CHANGELOG.md").read_text("utf-8").splitlines() if line[:3] == "## "), "")
     if not re.fullmatch(rf"## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", heading):
-        yield f"CHANGELOG.md begins with {heading!r}, expected '## {version} (YYYY-MM-DD)'; write the date of the release"
+        yield f"CHANGELOG.md begins with {heading!r}, expected '## {version} (YYYY-MM-DD)'; write the date"
     for page in ("README.md", "docs"):
         for line in _git(root, "grep", "-noE", "tightbeam-[0-9][0-9a-z.]*-py3", "--", page):
-            path, number, name = line.split(":")
+            path, row, name = line.split(":")
             if name != f"tightbeam-{version}-py3":
-                yield f"{path}, line {number}, names a wheel {name}, expected tightbeam-{version}-py3"
+                yield f"{path}, line {row}, names a wheel {name}, expected tightbeam-{version}-py3"
     tags = sorted((tag[1:] for tag in _git(root, "tag", "--list", "v[0-9]*")), key=Number)
     here = f"v{version}" in _git(root, "tag", "--points-at", "HEAD")
     newest = tags[-1] if tags else None
