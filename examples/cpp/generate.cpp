@@ -11,7 +11,7 @@
 
 int main(int argc, char** argv) {
   if (argc < 2) return std::cerr << "usage: generate BUNDLE [LIBRARY] < ids.txt\n", 2;
-  Ort::Env env(ORT_LOGGING_LEVEL_ERROR);
+  Ort::Env env;
   Ort::SessionOptions options;
   if (argc > 2) options.RegisterCustomOpsLibrary(argv[2]);
   Ort::Session session(env, (std::string(argv[1]) + "/generate.onnx").c_str(), options);

@@ -29,7 +29,7 @@ const scalar = (value) =>
 const [bundle, ids] = process.argv.slice(2);
 const json = (name) => JSON.parse(readFileSync(`${bundle}/tokenizer/${name}`, "utf8"));
 const tokenizer = new Tokenizer(json("tokenizer.json"), json("tokenizer_config.json"));
-const session = await InferenceSession.create(`${bundle}/generate.onnx`, { logSeverityLevel: 3 });
+const session = await InferenceSession.create(`${bundle}/generate.onnx`);
 const scalars = Object.fromEntries(Object.entries(settings).map(([name, value]) => [name, scalar(value)]));
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -51,7 +51,7 @@ class OneGraph:
             path = self.bundle.path / f"one-graph-{len(self._sessions)}.onnx"
             onnx.save_model(one_graph(manifest, *self._graphs), path)
             options = ort.SessionOptions()
-            options.intra_op_num_threads, options.log_severity_level = 1, 3
+            options.intra_op_num_threads = 1
             if self._library:
                 register_library(options, cpu_library())
             self._sessions[key] = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
