@@ -177,17 +177,16 @@ BEGINS_WITH_SOURCE = """
 
 PROMPT = """
     S1 = Shape <start = 1, end = 2> (input_ids)
-    S = Squeeze (S1)
-    given = Identity (S)
-    places_of_prompt = Range (zero, S, one)
+    given = Squeeze (S1)
+    places_of_prompt = Range (zero, given, one)
     is_padding = Less (attention_mask, one)
-    behind = Where (is_padding, S, zero)
+    behind = Where (is_padding, given, zero)
     compact_keys = Add (places_of_prompt, behind)
     compact_sorted, compact_places = TopK <axis = -1, largest = 0, sorted = 1> (compact_keys, S1)
     compact = GatherElements <axis = 1> (input_ids, compact_places)
     counts = ReduceSum <keepdims = 1> (attention_mask, axis1)
     firsts_column = Sub (counts, one)
-    N_or_none = Sub (S, one)
+    N_or_none = Sub (given, one)
     N = Max (N_or_none, one)
     N1 = Reshape (N, axis1)
     source_ids = Slice (compact, axis0, N1, axis1)
@@ -224,7 +223,7 @@ BEGINS_WITH_PROMPT = """
 """The small inputs of a decoder-only model's decoder; ``head_history`` is carried."""
 
 PADDED_NGRAMS = """
-    counted_padding = Sub (S, counts)
+    counted_padding = Sub (given, counts)
     most_padding_kept = ReduceMax <keepdims = 0> (counted_padding)
     ngram_possible = Sub (length, no_repeat_ngram_size)
     ngram_begins_all = Min (most_padding_kept, ngram_possible)
