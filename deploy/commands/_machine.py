@@ -30,6 +30,7 @@ EXTRAS = {
     "documents": "translate documents",
     "cuda": "reach a GPU with ONNX Runtime",
     "tensorrt": "build and run TensorRT engines",
+    "notebook": "run the notebook of examples/",
     "triton": "write a repository for Triton",
     "server": "serve it with Triton on this machine",
     "ray": "run files on many machines",
