@@ -173,23 +173,34 @@ void add_weighted(const float* weights, int stride, int Q, const float* const* v
   }
 }
 
+// True if a lane is not 0.
+inline bool any_of(Integers lanes) {
+  typedef long long Halves __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+  const Halves halves = (Halves)lanes;
+  long long any = 0;
+  for (int lane = 0; lane < LANES / 2; ++lane) any |= halves[lane];
+  return any != 0;
+}
+
 float row_max(const float* numbers, size_t count) {
+  constexpr int PARTS = 4;  // so that the comparisons need not wait for one another
   const float nothing = -__builtin_inff();
-  Vector best = broadcast(nothing);
+  Vector best[PARTS];
   Integers nan = {};
-  size_t i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const Vector next = load(numbers + i);
-    best = next > best ? next : best;
+  TIGHTBEAM_UNROLL
+  for (int part = 0; part < PARTS; ++part) best[part] = broadcast(nothing);
+  const auto add = [&](Vector next, int part) {
+    best[part] = larger(next, best[part]);
     nan |= next != next;
+  };
+  size_t i = 0;
+  for (; i + PARTS * LANES <= count; i += PARTS * LANES) {
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < PARTS; ++part) add(load(numbers + i + part * LANES), part);
   }
-  float lanes[LANES];
-  store(lanes, best);
-  float result = nothing;
-  for (int lane = 0; lane < LANES; ++lane) {
-    if (nan[lane]) return __builtin_nanf("");
-    if (lanes[lane] > result) result = lanes[lane];
-  }
+  for (; i + LANES <= count; i += LANES) add(load(numbers + i), 0);
+  float result = max_of_lanes(larger(larger(best[0], best[1]), larger(best[2], best[3])));
+  if (any_of(nan)) return __builtin_nanf("");
   for (; i < count; ++i) {
     if (numbers[i] != numbers[i]) return __builtin_nanf("");
     if (numbers[i] > result) result = numbers[i];
@@ -250,11 +261,7 @@ size_t next_above(const float* numbers, size_t from, size_t count, float thresho
   for (; i + 4 * LANES <= count; i += 4 * LANES) {
     const Integers above = (load(numbers + i) > limit) | (load(numbers + i + LANES) > limit) |
                            (load(numbers + i + 2 * LANES) > limit) | (load(numbers + i + 3 * LANES) > limit);
-    long long any = 0;
-    typedef long long Halves __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
-    const Halves halves = (Halves)above;
-    for (int lane = 0; lane < LANES / 2; ++lane) any |= halves[lane];
-    if (any) break;
+    if (any_of(above)) break;
   }
   for (; i < count; ++i)
     if (numbers[i] > threshold) return i;

@@ -99,6 +99,33 @@ inline Vector sums_of(Vector* v) {
 #endif
 }
 
+// Lane i of the result is lane (i + BY) % LANES of the vector.
+template <int BY>
+inline Vector rotated_lanes(Vector v) {
+#if TIGHTBEAM_LANES == 16
+  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY, 4 + BY, 5 + BY, 6 + BY, 7 + BY, 8 + BY, 9 + BY,
+                                 10 + BY, 11 + BY, 12 + BY, 13 + BY, 14 + BY, 15 + BY);
+#elif TIGHTBEAM_LANES == 8
+  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY, 4 + BY, 5 + BY, 6 + BY, 7 + BY);
+#else
+  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY);
+#endif
+}
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+// The largest lane, found by halves.
+inline float max_of_lanes(Vector v) {
+#if TIGHTBEAM_LANES == 16
+  v = larger(v, rotated_lanes<8>(v));
+#endif
+#if TIGHTBEAM_LANES >= 8
+  v = larger(v, rotated_lanes<4>(v));
+#endif
+  v = larger(v, rotated_lanes<2>(v));
+  return larger(v, rotated_lanes<1>(v))[0];
+}
+
 constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
 
 // e^x for x <= 0, to 2 units in the last place; 0 below -87, and NaN for NaN. With x = n ln 2 + r, e^r is a polynomial

@@ -64,6 +64,8 @@ def cases() -> list[Case]:
     """Odd, large and adversarial cases."""
     masked = random_case(20, B=1, M=2, vocabulary=40, C=4, T=3)
     masked.inputs["logits"][:, 3:] = -np.inf
+    masked_blocks = random_case(27, B=1, M=2, vocabulary=900, C=6, T=3, levels=4)
+    masked_blocks.inputs["logits"][:, 3:898] = -np.inf
     far = random_case(21, B=2, M=3, vocabulary=64, C=6, T=5)
     far.inputs["beam_scores"][:, 1:] = -1e9
     far_and_wide = random_case(22, B=2, M=20, vocabulary=700, C=40, T=5, n=1)
@@ -86,6 +88,7 @@ def cases() -> list[Case]:
         random_case(14, B=2, M=20, vocabulary=700, C=40, T=6, P=2, n=2, penalty=1.2, ids=8),
         random_case(15, B=1, M=20, vocabulary=640, C=41, T=3, levels=5),
         masked,
+        masked_blocks,
         far,
         far_and_wide,
         *trie_cases(),

@@ -21,8 +21,8 @@ namespace {
 
 constexpr char OP[] = "BeamTopK";
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
-constexpr size_t BLOCK = 128;  // logits of which the maximum is taken at a time
-constexpr int MANY = 16;       // candidates from which on it pays to look for a bound first
+constexpr int BLOCK = 256;  // logits of which the maximum is taken at a time
+constexpr int MANY = 16;    // candidates from which on the rows of a sample share a bound
 
 struct Candidate {
   float score;
@@ -73,9 +73,9 @@ class Row {
         length_(a.lengths[row / a.M]),
         node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
-  // Prepares the search for the best tokens. If `by_block`, the maximum of each block is stored.
-  void prepare(bool by_block) {
-    normalize(by_block);
+  // Prepares the search for the best tokens.
+  void prepare() {
+    normalize();
     change();
   }
 
@@ -98,13 +98,17 @@ class Row {
   std::vector<Candidate> best_of_all(float least) const {
     Best best(a_.C);
     // Once `best` is full, a token must be strictly above the worst one there, which is a lower token.
-    for (int token = 0; token < a_.vocabulary; ++token) {
-      if (best.full() || least > MINUS_INFINITY) {
-        const float bound = best.full() ? logits_[best.worst().token] : least;
-        token = static_cast<int>(math().next_above(logits_, token, a_.vocabulary, bound));
-        if (token >= a_.vocabulary) break;
+    for (int first = 0; first < a_.vocabulary; first += BLOCK) {
+      const int end = std::min(first + BLOCK, a_.vocabulary);
+      for (int token = first; token < end; ++token) {
+        if (best.full() || least > MINUS_INFINITY) {
+          const float bound = best.full() ? logits_[best.worst().token] : least;
+          if (maxima_[first / BLOCK] <= bound) break;
+          token = static_cast<int>(math().next_above(logits_, token, end, bound));
+          if (token >= end) break;
+        }
+        offer(best, token);
       }
-      offer(best, token);
     }
     for (const Candidate& changed : changed_) best.offer(changed);
     return best.sorted();
@@ -128,8 +132,8 @@ class Row {
     return found;
   }
 
-  void normalize(bool by_block) {
-    const float row_max = by_block ? max_by_block() : math().row_max(logits_, a_.vocabulary);
+  void normalize() {
+    const float row_max = max_by_block();
     if (!std::isfinite(row_max))
       fail(OP, name("logits") +
                    (std::isnan(row_max) ? " holds NaN"
@@ -146,9 +150,8 @@ class Row {
   // The largest logit, NaN if a logit is NaN. Stores the maximum of each block.
   float max_by_block() {
     float found = MINUS_INFINITY;
-    for (int first = 0; first < a_.vocabulary; first += static_cast<int>(BLOCK)) {
-      const size_t size = std::min(BLOCK, static_cast<size_t>(a_.vocabulary - first));
-      maxima_.push_back(math().row_max(logits_ + first, size));
+    for (int first = 0; first < a_.vocabulary; first += BLOCK) {
+      maxima_.push_back(math().row_max(logits_ + first, std::min(BLOCK, a_.vocabulary - first)));
       if (maxima_.back() > found || std::isnan(maxima_.back())) found = maxima_.back();
       if (std::isnan(found)) break;
     }
@@ -167,10 +170,9 @@ class Row {
   // C + (number of changed tokens) blocks reach it, and at least C of these are unchanged. It has a margin, so that
   // tokens whose scores rounding makes equal are above it too.
   float least_of_best() const {
-    const size_t blocks = a_.vocabulary / BLOCK, wanted = a_.C + changed_.size();
-    if (a_.C < MANY || 2 * wanted > blocks) return MINUS_INFINITY;
-    std::vector<float> maxima(blocks);
-    for (size_t block = 0; block < blocks; ++block) maxima[block] = math().row_max(logits_ + block * BLOCK, BLOCK);
+    const size_t wanted = a_.C + changed_.size();
+    if (2 * wanted > maxima_.size()) return MINUS_INFINITY;
+    std::vector<float> maxima = maxima_;
     std::nth_element(maxima.begin(), maxima.begin() + (wanted - 1), maxima.end(), std::greater<float>());
     const float found = maxima[wanted - 1];
     if (!std::isfinite(found)) return MINUS_INFINITY;
@@ -306,7 +308,7 @@ void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   std::vector<Row> rows;
   rows.reserve(R);
   for (size_t row = 0; row < R; ++row) rows.emplace_back(a, row);
-  parallel.for_each(R, [&](size_t row) { rows[row].prepare(bounded); });
+  parallel.for_each(R, [&](size_t row) { rows[row].prepare(); });
   std::vector<float> least(a.B, MINUS_INFINITY);
   if (bounded) parallel.for_each(a.B, [&](size_t b) { least[b] = least_total(a, &rows[b * a.M]); });
   std::vector<std::vector<Candidate>> best(R);

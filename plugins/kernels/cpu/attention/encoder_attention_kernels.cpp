@@ -122,33 +122,6 @@ inline void add_values(const float* weights, const float* values, int count, lon
   }
 }
 
-// Lane i of the result is lane (i + BY) % LANES of the vector.
-template <int BY>
-inline Vector rotated_lanes(Vector v) {
-#if TIGHTBEAM_LANES == 16
-  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY, 4 + BY, 5 + BY, 6 + BY, 7 + BY, 8 + BY, 9 + BY,
-                                 10 + BY, 11 + BY, 12 + BY, 13 + BY, 14 + BY, 15 + BY);
-#elif TIGHTBEAM_LANES == 8
-  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY, 4 + BY, 5 + BY, 6 + BY, 7 + BY);
-#else
-  return __builtin_shufflevector(v, v, BY, 1 + BY, 2 + BY, 3 + BY);
-#endif
-}
-
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
-
-// Combines halves until one number is left, as sum_of_lanes does.
-inline float max_of_lanes(Vector v) {
-#if TIGHTBEAM_LANES == 16
-  v = larger(v, rotated_lanes<8>(v));
-#endif
-#if TIGHTBEAM_LANES >= 8
-  v = larger(v, rotated_lanes<4>(v));
-#endif
-  v = larger(v, rotated_lanes<2>(v));
-  return larger(v, rotated_lanes<1>(v))[0];
-}
-
 inline float sum_of_lanes(Vector v) {
 #if TIGHTBEAM_LANES == 16
   v += rotated_lanes<8>(v);
