@@ -665,8 +665,9 @@ class Runner:
             `Recordings.features`, padded on the right.
         attention_mask : integers [B, X], optional
             1 at the samples or frames of recordings, which come first, 0 at padding; by default all count. For windows
-            it is read only with ``return_token_timestamps``. As in transformers, padding changes the encoder's output
-            for a shorter whole recording, but not for Cohere ASR and Canary; `transcribe` runs each without padding.
+            it is read only with ``return_token_timestamps``, and by a bundle of ``--short-audio``. As in transformers,
+            padding changes the encoder's output for a shorter whole recording, but not for Cohere ASR and Canary;
+            `transcribe` runs each without padding.
         callback : SearchCallback, optional
             Receives results while the search runs, as in `generate`.
         **settings
@@ -694,12 +695,13 @@ class Runner:
             return self._generate(samples_of_features(rows, masks, options), callback)
         options = self.model.settings.for_one_window(self.options(**settings))
         log_mel = self.model.require_windows()
-        if attention_mask is not None and not options.aligned:
+        if attention_mask is not None and not options.aligned and not self.manifest.short_audio:
             raise InputError(f"attention_mask of windows is read with {TIMES}=True alone; leave it out")
         features = log_mel.checked(input_features)
         own_frames = check_frames(attention_mask, *features.shape[::2])
-        mask = np.ones((len(features), self.manifest.sizes.max_source), dtype=np.int64)
-        found = self._generate(samples_of_features(features, mask, options), callback)
+        heard = [self.model.heard_in(own, frames) for own, frames in zip(features, own_frames, strict=True)]
+        masks = [np.ones(positions, dtype=np.int64) for _, positions in heard]
+        found = self._generate(samples_of_features([own for own, _ in heard], masks, options), callback)
         about = self.manifest.alignment
         return found if about is None else with_times(found, options.beginning, own_frames, about.median_filter_width)
 

@@ -133,6 +133,12 @@ def check_global_tokens(options: ExportOptions) -> None:
         )
 
 
+def check_short_audio(options: ExportOptions) -> None:
+    """Check that the encoder is not in one graph with the search, which takes whole windows."""
+    if options.short_audio and options.one_graph:
+        raise ExportError("short_audio does not go with one_graph, whose windows are whole; leave one of them out")
+
+
 def check_max_differing(options: ExportOptions) -> None:
     """Check that the limit is a share, and that the bundle is inexact and compared."""
     if options.max_differing is None:
@@ -252,6 +258,14 @@ class ExportOptions:
             check=check_global_tokens,
         ),
     ] = 0
+    short_audio: Annotated[
+        bool,
+        Option(
+            "Encode the sound that a window of Whisper has, and a second of silence behind it, instead of whole "
+            "windows: faster for recordings shorter than a window (inexact).",
+            check=check_short_audio,
+        ),
+    ] = False
     one_graph: Annotated[
         bool,
         Option("Also write generate.onnx, one graph of encoder, decoder and search for ONNX Runtime in any language."),
@@ -264,7 +278,7 @@ class ExportOptions:
         float | None,
         Option(
             "Largest share of the compared sequences that may differ from torch's, such as 0.02; if more differ, the "
-            "export fails. For inexact bundles (--precision, --cache-precision, --weight-threshold).",
+            "export fails. For inexact bundles (--precision, --cache-precision, --weight-threshold, --short-audio).",
             check=check_max_differing,
         ),
     ] = None
@@ -303,7 +317,8 @@ class ExportOptions:
     @property
     def is_exact(self) -> bool:
         """True if the bundle's tokens must equal torch's in float32."""
-        return self.precision == "fp32" and not self.int8_caches and not self.weight_threshold
+        exact = self.precision == "fp32" and not self.int8_caches and not self.weight_threshold
+        return exact and not self.short_audio
 
     @property
     def int8_caches(self) -> tuple[str, ...]:
@@ -326,6 +341,7 @@ class ExportKeywords(TypedDict, total=False):
     weight_threshold: float
     screen_logits: bool
     global_tokens: int
+    short_audio: bool
     one_graph: bool
     chat_template: str | os.PathLike[str] | None
     max_differing: float | None

@@ -13,7 +13,13 @@ from tightbeam.export.accuracy.calibration_file import read_calibration
 from tightbeam.export.auto.ranking import best_of, rank, refusals_by_sizes
 from tightbeam.export.checkpoint.chat_template import read_chat_template
 from tightbeam.export.checkpoint.config import check_run_settings, settings_file
-from tightbeam.export.checkpoint.files import CheckpointFiles, check_whole, read_files, with_global_tokens
+from tightbeam.export.checkpoint.files import (
+    CheckpointFiles,
+    check_whole,
+    read_files,
+    with_global_tokens,
+    with_short_audio,
+)
 from tightbeam.export.checkpoint.recordings import find_recordings
 from tightbeam.export.checkpoint.resolve import checkpoint_name
 from tightbeam.export.checkpoint.tokenizer_files import tokenizer_files
@@ -82,10 +88,11 @@ def prepare(
     suffix += "" if options.cache_precision is None else f"-cache-{options.cache_precision}"
     suffix += "" if options.generated_cache_precision is None else f"-generated-{options.generated_cache_precision}"
     suffix += f"-global-{options.global_tokens}" if options.global_tokens else ""
+    suffix += "-short-audio" if options.short_audio else ""
     template = read_chat_template(options.chat_template) if options.chat_template is not None else None
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
-    files = with_global_tokens(read_files(model), options.global_tokens)
+    files = with_short_audio(with_global_tokens(read_files(model), options.global_tokens), options.short_audio)
     check_model(options, choice, files.sizes)
     calibration = _calibration(files, options.calibration) if options.calibration is not None else None
     run = run_size(files, options)

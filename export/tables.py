@@ -176,6 +176,7 @@ def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[D
 def inexact_options(manifest: Manifest) -> str:
     """The options that make a bundle inexact, in words."""
     options = ["--weight-threshold"] if manifest.weight_threshold else []
+    options += ["--short-audio"] if manifest.short_audio else []
     options += [f"--precision {manifest.precision}"] if manifest.precision != "fp32" else []
     caches = {"cache": manifest.cache_precision, "generated-cache": manifest.generated_cache_precision}
     options += [f"--{cache}-precision {precision}" for cache, precision in caches.items() if precision is not None]

@@ -120,6 +120,25 @@ class LogMel:
         logs = self.logs(np.pad(padded, self.window // 2, mode="reflect"), self.frames)
         return np.ascontiguousarray(self.scaled(logs, float(logs.max())).T)
 
+    def sound_of(self, features: Array, own_frames: int) -> Array:
+        """Cut off the silence that fills a window.
+
+        Parameters
+        ----------
+        features : float32 [mels, frames]
+            Features of a whole window.
+        own_frames : int
+            Frames of the recording, which come first.
+
+        Returns
+        -------
+        float32 [mels, X]
+            The recording and at least a second of what follows, in whole seconds, so that recordings of about one
+            length have one shape.
+        """
+        second = self.frames // self.chunk_s
+        return np.ascontiguousarray(features[:, : (own_frames // second + 2) * second])
+
     def checked(self, features: Any) -> Array:
         """Check a batch of features as ``model.generate`` takes it.
 

@@ -417,6 +417,9 @@ class Manifest(Entry):
         Source positions with a smaller attention probability are skipped, which is inexact; 0 skips none.
     global_tokens : int
         Number of first tokens of each source that have global attention in the encoder; above 0 only for LED.
+    short_audio : bool
+        Windows are encoded without the silence that fills them, which is inexact: N is as long as the sound. True only
+        for a speech model over windows.
     quantized : tuple of QuantizedEntry
         Products and embeddings of an int8 or int4 bundle; empty in other precisions, and in older bundles.
     divergences : tuple of DivergenceEntry
@@ -464,6 +467,7 @@ class Manifest(Entry):
     cache_divergence: FiniteFloat | None = None
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     global_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    short_audio: bool = False
     passes: tuple[PassEntry, ...]
     encoder: GraphEntry
     decoder: GraphEntry
@@ -484,7 +488,7 @@ class Manifest(Entry):
     @property
     def has_windows(self) -> bool:
         """True for a speech model over windows of one length (Whisper), which has settings of its own."""
-        return self.speech is not None and not self.convolutions
+        return self.speech is not None and (self.short_audio or not self.convolutions)
 
     def source_positions(self, length: int) -> int:
         """Return the encoder's positions for ``length`` samples or frames; below 1 if there are too few."""

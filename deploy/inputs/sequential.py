@@ -144,7 +144,8 @@ class SequentialTranscription:
         """Return the sample to run next, with this number."""
         assert self._wanted is not None
         options, features = self._wanted
-        return Sample(number, options, features, self._model.manifest.sizes.max_source)
+        own_frames = self._recording.own_frames - self.seek
+        return Sample(number, options, *self._model.heard_in(features, own_frames))
 
     def take(self, result: SearchResult) -> None:
         """Take the result of the latest sample."""

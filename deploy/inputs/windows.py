@@ -313,7 +313,8 @@ class WindowReader(SourceReader):
         made = []
         for part in parts:
             window = part.sound.window(0, part.sound.frames)
-            made.append(self.model.sample_of_features(next(self.numbers), window, self.settings))
+            own_frames = part.sound.own_frames
+            made.append(self.model.sample_of_features(next(self.numbers), window, self.settings, own_frames))
             part.sound.close()
         return OpenInput(result, made)
 

@@ -168,6 +168,7 @@ def facts_of(bundle: Bundle, workload: Workload) -> dict[str, Any]:
         "generated_cache_precision": manifest.generated_cache_precision,
         "weight_threshold": manifest.weight_threshold,
         "global_tokens": manifest.global_tokens,
+        "short_audio": manifest.short_audio,
         "sizes": {
             "width": sizes.D,
             "heads": sizes.H,
@@ -223,6 +224,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     )
     inexact = f", skips weights below {manifest.weight_threshold:g}" if manifest.weight_threshold else ""
     inexact += f", {' and '.join(manifest.int8_caches)} cache in int8" if manifest.int8_caches else ""
+    inexact += ", windows without the silence that fills them" if manifest.short_audio else ""
     lines = [
         ("model", f"{manifest.model} ({manifest.family}, {facts['kind']})"),
         ("variant", f"{manifest.variant}, {manifest.precision}{inexact}: {_layers(manifest.layers)}"),

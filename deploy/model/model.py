@@ -245,7 +245,9 @@ class Model:
         options = self.settings.options(settings, len(tokens))
         return Sample.of_tokens(number, tokens, options, decoder_only=self.decoder_only, mask=mask)
 
-    def sample_of_features(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
+    def sample_of_features(
+        self, number: int, features: Array, settings: Mapping[str, Any], own_frames: int | None = None
+    ) -> Sample:
         """Return a sample of one window of a speech model.
 
         Parameters
@@ -256,6 +258,8 @@ class Model:
             Log-mel features of a whole window, as `LogMel.features` makes them.
         settings : mapping
             As for `sample`.
+        own_frames : int, optional
+            As for `heard_in`.
 
         Returns
         -------
@@ -270,7 +274,29 @@ class Model:
         if options.aligned:
             where = "Runner.transcribe_segments and run-model --word-timestamps"
             raise GenerationError(f"{TIMES}=True is for {where}; leave it out")
-        return Sample(number, options, features, self.manifest.sizes.max_source)
+        return Sample(number, options, *self.heard_in(features, own_frames))
+
+    def heard_in(self, features: Array, own_frames: int | None) -> tuple[Array, int]:
+        """Return what the encoder reads of a window, and the positions that it makes of it.
+
+        Parameters
+        ----------
+        features : float32 [mels, frames]
+            Log-mel features of a whole window.
+        own_frames : int, optional
+            Frames of the recording, which come first; by default all.
+
+        Returns
+        -------
+        features : float32 [mels, X]
+            All frames, unless the bundle is of ``--short-audio``.
+        positions : int
+            N
+        """
+        if self.manifest.short_audio and own_frames is not None:
+            features = self.require_windows().sound_of(features, own_frames)
+            return features, self.manifest.source_positions(features.shape[1])
+        return features, self.manifest.sizes.max_source
 
     def sample_of_recording(self, number: int, features: Array, settings: Mapping[str, Any]) -> Sample:
         """Return a sample of a speech model that takes whole recordings.

@@ -34,7 +34,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
-__all__ = ["CheckpointFiles", "check_whole", "read_files", "with_global_tokens"]
+__all__ = ["CheckpointFiles", "check_whole", "read_files", "with_global_tokens", "with_short_audio"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,22 @@ def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
             f"global_tokens={count} exceeds the model's {files.sizes.max_source} source positions; pass fewer"
         )
     return replace(files, family=replace(files.family, global_tokens=count))
+
+
+def with_short_audio(files: CheckpointFiles, short: bool) -> CheckpointFiles:
+    """The files of a checkpoint whose family, if ``short``, encodes a recording without the silence behind it.
+
+    Raises
+    ------
+    ExportError
+        The family has no windows that are filled with silence.
+    """
+    if short and not files.family.takes_short_audio:
+        raise ExportError(
+            f"short_audio is for Whisper, whose windows are filled with silence; {files.family.model_type} has none, "
+            "leave it out"
+        )
+    return replace(files, family=replace(files.family, short_audio=short))
 
 
 def check_whole(files: CheckpointFiles) -> None:

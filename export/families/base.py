@@ -62,6 +62,10 @@ class Family:
     """the encoder has weights for global attention of some tokens"""
     global_tokens: int = 0
     """number of first tokens of a source that have global attention: an option of an export, rather than a fact"""
+    takes_short_audio: bool = False
+    """the encoder can be given the frames of a recording without the silence behind it that makes a whole window"""
+    short_audio: bool = False
+    """it is: an option of an export, rather than a fact"""
     rounds_scores: bool = False
     """transformers rounds the scores of its attention to float32 even in a model of float64"""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -85,7 +89,7 @@ class Family:
     @property
     def has_whole_source(self) -> bool:
         """True if all sources have one length: windows of audio, or images."""
-        return self.has_windows or (self.reads_images and not self.takes_patches)
+        return (self.has_windows and not self.short_audio) or (self.reads_images and not self.takes_patches)
 
     def sizes_errors(self, config: Any) -> Iterator[str]:
         """Contradictions among the sizes in a config, clauses as of ``config_errors``, which begins with these.

@@ -130,6 +130,7 @@ def write_files(
         cache_divergence=cache_divergence,
         weight_threshold=weight_threshold,
         global_tokens=checkpoint.family.global_tokens,
+        short_audio=checkpoint.family.short_audio,
         passes=pass_entries(results, run),
         encoder=entries["encoder"],
         decoder=entries["decoder"],

@@ -46,7 +46,7 @@ def alignment_outputs(graphs: ModelGraphs) -> PassResult:
     source = next(tensor for tensor in graphs.encoder.outputs if tensor.name == states)
     weight = encoder.constant(np.concatenate(columns, axis=1), np.float32)  # [D, A K]
     keys = encoder.reshape(encoder.add("MatMul", [source, weight]), [0, 0, len(heads), sizes.K])
-    given = gs.Variable(KEYS, dtype=np.dtype(np.float32), shape=["B", len(heads), sizes.max_source, sizes.K])
+    given = gs.Variable(KEYS, dtype=np.dtype(np.float32), shape=["B", len(heads), source.shape[1], sizes.K])
     encoder.add("Transpose", [keys], {"perm": [0, 2, 1, 3]}, [given])
     graphs.encoder.outputs.append(given)
     return PassResult(NAME, len(heads))

@@ -1,7 +1,8 @@
 """Whisper (Radford et al. 2022): a speech model over a window of 30 s, given as a log-mel spectrogram.
 
 The encoder takes the window whole, silence included, so it has no mask, and N is always max_source_positions. The
-operators of a variant take a mask of ones.
+operators of a variant take a mask of ones. With `short_audio` N is as long as the sound: the encoder has a recording's
+own frames, as many for all recordings of a batch, so it needs no mask either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightbeam.export.families.bart_like import bart_errors, bart_sizes_errors, bart_weights
-from tightbeam.export.families.base import Family, WeightNumbers, square_sizes
+from tightbeam.export.families.base import Convolution, Family, WeightNumbers, square_sizes
 from tightbeam.graph_passes import ModelGraphs, Sizes
 
 CONVOLUTION = 3
@@ -23,6 +24,8 @@ SIZES = ("d_model", "vocab_size", "num_mel_bins", "max_source_positions", "max_t
 class WhisperLike(Family):
     """A speech model: an encoder over features [B, mels, frames], a decoder with BART's names."""
 
+    takes_short_audio: bool = True
+
     def sizes_errors(self, config: Any) -> Iterator[str]:
         yield from bart_sizes_errors(config, SIZES)
 
@@ -33,6 +36,9 @@ class WhisperLike(Family):
     def sizes(self, config: Any) -> Sizes:
         return square_sizes(config, config.max_source_positions, config.max_target_positions)
 
+    def convolutions(self, config: Any) -> tuple[Convolution, ...]:
+        return ((CONVOLUTION, 1, 1), (CONVOLUTION, 2, 1)) if self.short_audio else ()
+
     def weights(self, config: Any) -> WeightNumbers:
         sizes = self.sizes(config)
         convolutions = CONVOLUTION * sizes.D * (int(config.num_mel_bins) + sizes.D)
@@ -41,7 +47,7 @@ class WhisperLike(Family):
     def trace(self, model: Any, sizes: Sizes) -> ModelGraphs:
         from tightbeam.export.tracing.speech.whisper import trace_whisper
 
-        return trace_whisper(model, sizes)
+        return trace_whisper(model, sizes, short_audio=self.short_audio)
 
 
 _SIZES = ("tiny", "base", "small", "medium")

@@ -21,15 +21,26 @@ FRAMES_PER_POSITION = 2
 """The stride of the encoder's second convolution; the first has stride 1."""
 
 
-def trace_whisper(model: Any, sizes: Sizes) -> ModelGraphs:
-    """The canonical graphs of a Whisper in eval mode; their weights share memory with the model's."""
+def trace_whisper(model: Any, sizes: Sizes, *, short_audio: bool = False) -> ModelGraphs:
+    """The canonical graphs of a Whisper in eval mode; their weights share memory with the model's.
+
+    ``short_audio``: the encoder takes any number X of frames up to a window's.
+    """
     B, mels, frames = 3, model.config.num_mel_bins, FRAMES_PER_POSITION * sizes.max_source
+    step: nn.Module = FeatureStep(model.get_encoder())
+    dynamic: dict[int, Any] = {0: Dim("B", min=1)}
+    X: int | str = frames
+    N: int | str = sizes.max_source
+    if short_audio:
+        step = ShortFeatureStep(model.get_encoder())
+        dynamic[2] = Dim("X", min=1, max=frames)
+        X, N = "X", "N"
     encoder = trace_module(
-        FeatureStep(model.get_encoder()),
+        step,
         (torch.randn((B, mels, frames), generator=torch.Generator().manual_seed(0)),),
-        ({0: Dim("B", min=1)},),
-        {"input_features": ("B", mels, frames)},
-        {"encoder_hidden_states": ("B", sizes.max_source, sizes.D)},
+        (dynamic,),
+        {"input_features": ("B", mels, X)},
+        {"encoder_hidden_states": ("B", N, sizes.D)},
     )
     decoder = model.get_decoder()
     with PositionTable(decoder.embed_positions, 0).in_place_of(decoder) as positions:
@@ -49,3 +60,24 @@ class FeatureStep(nn.Module):
     def forward(self, input_features: Tensor) -> Tensor:
         states: Tensor = self.encoder(input_features).last_hidden_state  # [B, N, D]
         return states
+
+
+class ShortFeatureStep(nn.Module):
+    """The encoder over features float32 [B, mels, X], with its first N positions.
+
+    That of transformers takes a whole window alone, for which both give the same numbers.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_features: Tensor) -> Tensor:
+        encoder = self.encoder
+        states = nn.functional.gelu(encoder.conv1(input_features))
+        states = nn.functional.gelu(encoder.conv2(states)).permute(0, 2, 1)
+        states = states + encoder.embed_positions.weight[: states.shape[1]]
+        for layer in encoder.layers:
+            states = layer(states, None)
+        normalised: Tensor = encoder.layer_norm(states)  # [B, N, D]
+        return normalised

@@ -14,7 +14,7 @@ from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.alignment import alignment_of
-from tightbeam.export.checkpoint.files import read_files, with_global_tokens
+from tightbeam.export.checkpoint.files import read_files, with_global_tokens, with_short_audio
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
@@ -39,13 +39,13 @@ class BundleCache:
         self.made: dict[str, Path] = {}
 
     def trace(
-        self, family: str = "bart", *, global_tokens: int = 0, **arguments: Any
+        self, family: str = "bart", *, global_tokens: int = 0, short_audio: bool = False, **arguments: Any
     ) -> tuple[Checkpoint, ModelGraphs]:
         """The loaded checkpoint and its canonical graphs."""
-        key = json.dumps([family, global_tokens, arguments], sort_keys=True)
+        key = json.dumps([family, global_tokens, short_audio, arguments], sort_keys=True)
         if key not in self.traced:
             files = read_files(self.checkpoints(family, **arguments))
-            checkpoint = load_files(with_global_tokens(files, global_tokens))
+            checkpoint = load_files(with_short_audio(with_global_tokens(files, global_tokens), short_audio))
             self.traced[key] = (checkpoint, traced(checkpoint))
             if alignment := alignment_of(checkpoint):
                 self.traced[key][1].alignment_heads = alignment.heads

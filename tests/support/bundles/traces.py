@@ -52,7 +52,7 @@ _TRACED: dict[str, ModelGraphs] = {}
 
 def traced(checkpoint: Checkpoint) -> ModelGraphs:
     """A copy of the checkpoint's trace, which takes torch seconds to make."""
-    family = f"{checkpoint.family.model_type} {checkpoint.family.global_tokens}"
+    family = f"{checkpoint.family.model_type} {checkpoint.family.global_tokens} {checkpoint.family.short_audio}"
     config = hashlib.sha256(family.encode() + (checkpoint.path / "config.json").read_bytes())
     content, weights = config.copy(), weights_of(checkpoint)
     for name, array in weights.items():
