@@ -139,6 +139,12 @@ def check_short_audio(options: ExportOptions) -> None:
         raise ExportError("short_audio does not go with one_graph, whose windows are whole; leave one of them out")
 
 
+def check_with_tokenizer(options: ExportOptions) -> None:
+    """Check that there is a graph to put the tokenizer into."""
+    if options.with_tokenizer and not options.one_graph:
+        raise ExportError("with_tokenizer puts the tokenizer beside one graph; pass --one-graph too, or leave it out")
+
+
 def check_max_differing(options: ExportOptions) -> None:
     """Check that the limit is a share, and that the bundle is inexact and compared."""
     if options.max_differing is None:
@@ -270,6 +276,14 @@ class ExportOptions:
         bool,
         Option("Also write generate.onnx, one graph of encoder, decoder and search for ONNX Runtime in any language."),
     ] = False
+    with_tokenizer: Annotated[
+        bool,
+        Option(
+            "Also write generate_text.onnx, the same graph with the tokenizer in it: texts in, texts out. It needs "
+            "onnxruntime-extensions, here and in the application, and --one-graph.",
+            check=check_with_tokenizer,
+        ),
+    ] = False
     chat_template: Annotated[
         str | os.PathLike[str] | None,
         Option("Jinja file with the chat template, in place of the checkpoint's own.", parse=Path),
@@ -343,6 +357,7 @@ class ExportKeywords(TypedDict, total=False):
     global_tokens: int
     short_audio: bool
     one_graph: bool
+    with_tokenizer: bool
     chat_template: str | os.PathLike[str] | None
     max_differing: float | None
     max_divergence: float | None

@@ -66,9 +66,10 @@ from tightbeam.export.checkpoint.whisper_prompt import note_of_prompt
 from tightbeam.export.choice import Choice
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.machine_checks import weight_itemsize
-from tightbeam.export.one_graph.check import check_one_graph
+from tightbeam.export.one_graph.check import check_one_graph, check_text_graph
 from tightbeam.export.one_graph.rules import options_in_graph
-from tightbeam.export.one_graph.write import write_one_graph
+from tightbeam.export.one_graph.text import check_checkpoint_tokenizer
+from tightbeam.export.one_graph.write import write_one_graph, write_text_graph
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
@@ -196,6 +197,9 @@ def _load(export: _Export) -> None:
     if options.one_graph:
         has_windows = checkpoint.family.has_windows
         options_in_graph(checkpoint.generation_config, {}, checkpoint.sizes, has_windows=has_windows)
+    if options.with_tokenizer:
+        encodes = not (checkpoint.family.is_speech or checkpoint.family.reads_images)
+        check_checkpoint_tokenizer(checkpoint.tokenizer, checkpoint.sizes, encodes=encodes)
     if note := _note_of_prompt(checkpoint):
         export.on_note(note)
 
@@ -525,6 +529,8 @@ def _write(export: _Export) -> Bundle:
         error, float32 = _measure_precision(export, folder, manifest)
         if options.one_graph:
             manifest = write_one_graph(folder, manifest)
+        if options.with_tokenizer:
+            manifest = write_text_graph(folder, manifest)
         if export.reference is None:
             return manifest
         export.on_step(COMPARING)
@@ -534,6 +540,8 @@ def _write(export: _Export) -> Bundle:
         _check_differing(export, manifest, parity)
         if manifest.one_graph is not None:
             check_one_graph(folder / manifest.one_graph.file, manifest, export.reference)
+        if manifest.text_graph is not None:
+            check_text_graph(folder, manifest)
         return manifest.model_copy(update={"parity": parity})
 
     return write_bundle(export.preparation.target, fill, force=options.force)

@@ -444,6 +444,8 @@ class Manifest(Entry):
         in older bundles.
     one_graph : FileEntry or None
         The graph of encoder, decoder and search together, for other programs; None if the export was not asked for it.
+    text_graph : FileEntry or None
+        The one graph with the tokenizer in it; None if the export was not asked for it.
     precision_error : PrecisionErrorEntry or None
         The error of half precision, int8 or int4; None in float32, and if it was not measured.
     provenance : Provenance or None
@@ -480,6 +482,7 @@ class Manifest(Entry):
     image: FileEntry | None = None
     alignment: AlignmentEntry | None = None
     one_graph: FileEntry | None = None
+    text_graph: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
     precision_error: PrecisionErrorEntry | None = None
@@ -533,5 +536,6 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        optional = tuple(entry for entry in (self.prompt, self.speech, self.image, self.one_graph) if entry is not None)
+        graphs = (self.prompt, self.one_graph, self.text_graph)
+        optional = tuple(entry for entry in (*graphs, self.speech, self.image) if entry is not None)
         return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,22 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from onnx import helper
+from tokenizers import Tokenizer
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.export.accuracy.parity import is_exact, is_tie
 from tightbeam.export.accuracy.reference import SEED, Generation, Reference
+from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.one_graph.graph import PROMPT_INPUT, SCALARS, options_of, scalars_of
+from tightbeam.export.one_graph.text import BROKEN, session_with_text
+from tightbeam.export.one_graph.write import TEXT_GRAPH, bundle_tokenizer
 from tightbeam.graph_passes.model import Array
 
-__all__ = ["check_one_graph", "scalar_inputs"]
+__all__ = ["check_one_graph", "check_text_graph", "scalar_inputs"]
+
+SHORT = 8
+"""New tokens of the graph with a tokenizer."""
 
 
 def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> None:
@@ -40,20 +48,69 @@ def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> Non
     ExportError
         ONNX Runtime cannot run the graph, or a sequence of an exact bundle differs.
     """
-    try:
+    with _runs("the one graph", "--one-graph"):
         session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
         inputs = _source(session, manifest, reference)
         for made in reference.generations:
             if SEED not in made.settings:
                 _compare(session, manifest, reference, made, inputs)
+
+
+def check_text_graph(folder: Path, manifest: Manifest) -> None:
+    """Run the graph with a tokenizer on texts, and compare its texts with those of its tokens.
+
+    The tokenizer and the tokens are compared by themselves, by ``check_tokenizer`` and `check_one_graph`. For speech
+    and images the graph is loaded, and does not run.
+
+    Parameters
+    ----------
+    folder
+        The bundle's folder.
+    manifest
+        The bundle's description.
+
+    Raises
+    ------
+    ExportError
+        ONNX Runtime cannot run the graph, or a text differs.
+    """
+    with _runs("the graph with a tokenizer", "--with-tokenizer"):
+        session = session_with_text(folder / TEXT_GRAPH)
+        if manifest.reads_text:
+            _compare_texts(session, bundle_tokenizer(folder, manifest), manifest)
+
+
+@contextmanager
+def _runs(graph: str, option: str) -> Iterator[None]:
+    """Raise ExportError for an error of ONNX Runtime."""
+    try:
+        yield
     except Exception as error:
         if "onnxruntime" not in type(error).__module__:
             raise
         reason = str(error).splitlines()[0]
         raise ExportError(
-            f"the one graph does not run: {reason}; please report this with the checkpoint's config.json, and leave "
-            "--one-graph out"
+            f"{graph} does not run: {reason}; please report this with the checkpoint's config.json, and leave "
+            f"{option} out"
         ) from error
+
+
+def _compare_texts(session: ort.InferenceSession, tokenizer: Tokenizer, manifest: Manifest) -> None:
+    options, sources = options_of(manifest), list(SAMPLE_TEXTS[:2])
+    inputs = {"text": np.array(sources, object), **scalar_inputs(scalars_of(options))}
+    inputs["max_new_tokens"] = np.array(SHORT)
+    if any(each.name == PROMPT_INPUT for each in session.get_inputs()):
+        inputs[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (len(sources), 1))
+    texts, sequences, lengths, _ = session.run(None, inputs)
+    prompts = [len(tokenizer.encode(source).ids) for source in sources]
+    given = max(prompts) if manifest.sizes.decoder_only else len(options.prompt)
+    for text, tokens, length in zip(texts, sequences, lengths, strict=True):
+        expected = tokenizer.decode(tokens[given:length].tolist(), skip_special_tokens=True)
+        if text != expected and BROKEN not in expected:
+            raise ExportError(
+                f"the graph with a tokenizer writes {text!r}, expected {expected!r}; please report this with the "
+                "checkpoint's tokenizer.json, and leave --with-tokenizer out"
+            )
 
 
 def _compare(

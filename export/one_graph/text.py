@@ -1,0 +1,237 @@
+"""``generate_text.onnx``: the graph that generates, with the bundle's tokenizer around it. Texts in, texts out."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto
+from tokenizers import Tokenizer
+
+from tightbeam.deploy.bundle.manifest import Manifest, ModelSizes
+from tightbeam.export.errors import ExportError, first_line
+from tightbeam.export.one_graph.graph import OLDER_OPSET, options_of
+from tightbeam.export.one_graph.tokenizer import FIX, TEXT_DOMAIN, decoding_nodes, encoding_nodes
+from tightbeam.export.one_graph.tokenizer_texts import texts_of
+from tightbeam.graph_passes import Sizes
+from tightbeam.plugins.ops import IR_VERSION
+
+__all__ = [
+    "BROKEN",
+    "check_checkpoint_tokenizer",
+    "check_tokenizer",
+    "longest_text",
+    "session_with_text",
+    "text_graph",
+    "uncut",
+]
+
+Sample = TypeVar("Sample")
+SOURCE = ("input_ids", "attention_mask")
+BROKEN = "\ufffd"
+"""The mark in place of bytes that are no character."""
+TOGETHER = 8
+"""Texts of a batch of the comparison, so that most are padded."""
+
+
+def text_library() -> Path:
+    """The library of onnxruntime-extensions, which holds the operators. Raises ExportError if it is not installed.
+
+    It is looked up without an import of the package, which imports converters for many models.
+    """
+    found = importlib.util.find_spec("onnxruntime_extensions")
+    folder = Path("" if found is None or found.origin is None else found.origin).parent
+    names = (f"_extensions_pydll{suffix}" for suffix in EXTENSION_SUFFIXES)
+    library = next((folder / name for name in names if found is not None and (folder / name).exists()), None)
+    if library is None:
+        raise ExportError("--with-tokenizer needs onnxruntime-extensions; pip install 'tightbeam[tokenizer]'")
+    return library
+
+
+def session_with_text(model: Path | bytes) -> ort.InferenceSession:
+    """A session of a model with operators of onnxruntime-extensions. Raises ExportError if that is not installed."""
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(text_library()))
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def text_graph(model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest) -> onnx.ModelProto:
+    """Make the graph that generates text, over the same file of weights.
+
+    Parameters
+    ----------
+    model
+        ``generate.onnx``, without the data of its weights. It is changed.
+    tokenizer
+        The bundle's tokenizer.
+    manifest
+        The bundle's description.
+
+    Returns
+    -------
+    onnx.ModelProto
+        ``model`` with the input ``text`` in place of token ids, and the output ``texts`` before the others. Inputs
+        for speech and images stay as they are.
+
+    Raises
+    ------
+    ExportError
+        No operators do what the tokenizer does.
+    """
+    graph = model.graph
+    after = decoding_nodes(tokenizer)
+    graph.node.extend(after)
+    outputs = [_strings("texts", "R"), *graph.output]
+    del graph.output[:]
+    graph.output.extend(outputs)
+    if manifest.reads_text:
+        nodes = [*_encoding(tokenizer, manifest), *graph.node]
+        inputs = [_strings("text", "B"), *(each for each in graph.input if each.name not in SOURCE)]
+        del graph.node[:]
+        del graph.input[:]
+        graph.node.extend(nodes)
+        graph.input.extend(inputs)
+    model.opset_import.append(onnx.helper.make_opsetid(TEXT_DOMAIN, 1))
+    return model
+
+
+def _encoding(tokenizer: Tokenizer, manifest: Manifest) -> list[onnx.NodeProto]:
+    return encoding_nodes(tokenizer, longest_text(manifest.sizes), options_of(manifest).pad_token_id or 0)
+
+
+def longest_text(sizes: ModelSizes | Sizes) -> int | None:
+    """The most tokens of a text; None for a prompt, of which nothing is cut."""
+    return None if sizes.decoder_only else sizes.max_source
+
+
+def _strings(name: str, size: str) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, TensorProto.STRING, [size])
+
+
+def _integers(name: str, *sizes: str | int) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, TensorProto.INT64, sizes)
+
+
+def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes, *, encodes: bool) -> None:
+    """Check a checkpoint's tokenizer, before minutes of work for a bundle that could not have it in a graph.
+
+    Parameters
+    ----------
+    tokenizer
+        transformers' tokenizer; None if the checkpoint has none.
+    sizes
+        The model's sizes.
+    encodes
+        False for speech and images.
+
+    Raises
+    ------
+    ExportError
+        As `check_tokenizer`, or there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise ExportError("--with-tokenizer needs a tokenizer, which the checkpoint lacks; leave it out")
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ExportError(f"the tokenizer cannot be put into a graph: it is a class of transformers alone; {FIX}")
+    check_tokenizer(uncut(tokenizer.backend_tokenizer), longest_text(sizes), encodes=encodes)
+
+
+def uncut(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy without truncation and padding."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def check_tokenizer(tokenizer: Tokenizer, most: int | None, *, encodes: bool) -> None:
+    """Compare the tokenizer as nodes with the tokenizer itself, on about a thousand texts.
+
+    Parameters
+    ----------
+    tokenizer
+        The bundle's tokenizer, without truncation and padding.
+    most
+        The most tokens of a text, if longer ones are cut.
+    encodes
+        False for speech and images, whose outputs alone are text.
+
+    Raises
+    ------
+    ExportError
+        No operators do what the tokenizer does, a text differs, or onnxruntime-extensions is not installed.
+    """
+    try:
+        _compare(tokenizer, most, encodes=encodes)
+    except Exception as error:
+        if "onnxruntime" not in type(error).__module__ and not isinstance(error, UnicodeDecodeError):
+            raise
+        raise ExportError(f"the tokenizer does not run in a graph: {first_line(error)}; {FIX}") from error
+
+
+def _compare(tokenizer: Tokenizer, most: int | None, *, encodes: bool) -> None:
+    texts = texts_of([token.content for token in tokenizer.get_added_tokens_decoder().values()])
+    cutting = uncut(tokenizer)
+    if most is not None:
+        cutting.enable_truncation(most)
+    expected = [cutting.encode(text).ids for text in texts]
+    if encodes:
+        for text, ids, found in zip(texts, expected, _encoded(tokenizer, most, texts), strict=True):
+            if found != ids:
+                raise _differs(f"encodes {_short(text)} as {_short(found)}", _short(ids))
+    for ids, text in zip(expected, _decoded(tokenizer, expected), strict=True):
+        right = tokenizer.decode(ids, skip_special_tokens=True)
+        if text != right and BROKEN not in right:  # of a cut character, each byte is marked
+            raise _differs(f"decodes {_short(ids)} as {_short(text)}", _short(right))
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 200, placeholder=" ...")
+
+
+def _differs(what: str, expected: str) -> ExportError:
+    return ExportError(f"the tokenizer in a graph {what}, expected {expected}; {FIX}")
+
+
+def _encoded(tokenizer: Tokenizer, most: int | None, texts: Sequence[str]) -> Iterator[list[int]]:
+    inputs = [_strings("text", "B")]
+    session = _session(encoding_nodes(tokenizer, most, 0), inputs, [_integers(name, "B", "N") for name in SOURCE])
+    for some in _batches(texts):
+        for ids, mask in zip(*_run(session, {"text": np.array(some, object)}), strict=True):
+            yield ids[: mask.sum()].tolist()
+
+
+def _decoded(tokenizer: Tokenizer, tokens: Sequence[Sequence[int]]) -> Iterator[str]:
+    inputs = [_integers("sequences", "R", "T"), _integers("lengths", "R"), _integers("P1", 1)]
+    session = _session(decoding_nodes(tokenizer), inputs, [_strings("texts", "R")])
+    for some in _batches(tokens):
+        lengths = np.array([len(row) for row in some])
+        sequences = np.zeros((len(some), lengths.max()), np.int64)
+        for row, ids in zip(sequences, some, strict=True):
+            row[: len(ids)] = ids
+        feeds = {"sequences": sequences, "lengths": lengths, "P1": np.array([0])}
+        yield from _run(session, feeds)[0].tolist()
+
+
+def _batches(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    return (samples[begin : begin + TOGETHER] for begin in range(0, len(samples), TOGETHER))
+
+
+def _session(
+    nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+) -> ort.InferenceSession:
+    opsets = [onnx.helper.make_opsetid("", OLDER_OPSET), onnx.helper.make_opsetid(TEXT_DOMAIN, 1)]
+    graph = onnx.helper.make_graph(nodes, "tokenizer", inputs, outputs)
+    model = onnx.helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
+    return session_with_text(model.SerializeToString())
+
+
+def _run(session: ort.InferenceSession, feeds: Mapping[str, Any]) -> list[Any]:
+    return list(session.run(None, feeds))

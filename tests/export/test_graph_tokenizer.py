@@ -1,0 +1,137 @@
+"""Tokenizers inside a graph: equal to the tokenizers library on a thousand texts, or refused with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from support.bundles.demo import demo_bundle
+from support.checkpoints.families import SENTENCES
+from tightbeam.deploy import Bundle, Runner
+from tightbeam.export import ExportError, export_model
+from tightbeam.export.one_graph import text, tokenizer
+from tightbeam.export.one_graph.check import check_text_graph, scalar_inputs
+from tightbeam.export.one_graph.graph import options_of, scalars_of
+from tightbeam.export.one_graph.text import check_tokenizer, session_with_text
+from tightbeam.export.one_graph.tokenizer_texts import SCRIPTS
+from tightbeam.export.one_graph.write import write_one_graph, write_text_graph
+
+SPECIAL = ["<pad>", "</s>", "<unk>"]
+CORPUS = [*SENTENCES, *SCRIPTS]
+
+needs_extensions = pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime_extensions") is None, reason="onnxruntime-extensions is not installed"
+)
+
+
+def byte_level() -> Tokenizer:
+    """BART's kind: a space in front of a text, and a mask that takes the spaces before it."""
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<pad> $A </s>", special_tokens=[("<pad>", 0), ("</s>", 1)]
+    )
+    return made
+
+
+def unigram() -> Tokenizer:
+    """T5's kind: words with a space in front of each."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens(["<extra_id_0>"])
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return made
+
+
+def llama() -> Tokenizer:
+    """Llama's kind: SentencePiece's BPE, with bytes for unknown characters, and all spaces kept."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    kept = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.decoder = kept
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=[*SPECIAL, *bytes_], show_progress=False)
+    made.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
+    state = Tokenizer(
+        models.BPE(vocab=made.get_vocab(), merges=merges_of(made), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    state.normalizer, state.decoder = made.normalizer, kept
+    state.add_special_tokens(SPECIAL)
+    return state
+
+
+def merges_of(made: Tokenizer) -> list[tuple[str, str]]:
+    return [tuple(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
+
+
+@needs_extensions
+@pytest.mark.parametrize("make", [byte_level, unigram, llama])
+def test_equal_on_a_thousand_texts(make: Callable[[], Tokenizer]) -> None:
+    check_tokenizer(make(), 200, encodes=True)
+
+
+@needs_extensions
+def test_a_text_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the split at special tokens, the space behind one is lost."""
+    monkeypatch.setattr(tokenizer, "_added_tokens", lambda _: "")
+    with pytest.raises(ExportError, match=r"the tokenizer in a graph encodes '.*<mask>.*' as .*, expected .*; leave"):
+        check_tokenizer(byte_level(), None, encodes=True)
+
+
+def test_rules_without_operators_are_refused_by_name() -> None:
+    made = byte_level()
+    made.normalizer = normalizers.NFC()
+    with pytest.raises(ExportError, match="byte-level BPE behind the normalizer NFC"):
+        tokenizer.encoding_nodes(made, None, 0)
+    made = unigram()
+    made.normalizer = normalizers.Lowercase()
+    with pytest.raises(ExportError, match="its normalizer Lowercase has no operator"):
+        tokenizer.encoding_nodes(made, None, 0)
+    with pytest.raises(ExportError, match="its model is WordPiece"):
+        tokenizer.encoding_nodes(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), None, 0)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ExportError, match="needs onnxruntime-extensions; pip install"):
+        text.session_with_text(b"")
+
+
+def test_the_option_needs_the_graph(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="pass --one-graph too"):
+        export_model("demo", tmp_path / "out", with_tokenizer=True)
+
+
+@needs_extensions
+def test_texts_in_texts_out(tmp_path: Path) -> None:
+    path = demo_bundle(tmp_path / "demo", "el")
+    manifest = write_text_graph(path, write_one_graph(path, Bundle.load(path).manifest))
+    assert manifest.text_graph is not None
+    check_text_graph(path, manifest)
+    model = onnx.load(path / manifest.text_graph.file, load_external_data=False)
+    assert model.graph.input[0].name == "text"
+    session = session_with_text(path / manifest.text_graph.file)
+    sources = [SENTENCES[0], "a", f" {SENTENCES[1]} \n" * 40]
+    values = scalar_inputs({**scalars_of(options_of(manifest)), "num_beams": 3, "max_new_tokens": 12})
+    found = session.run(["texts"], {"text": np.array(sources, object), **values})[0].tolist()
+    runner = Runner.load(path, threads=1)
+    assert found == runner.generate_text(sources, num_beams=3, max_new_tokens=12, truncate=True)
