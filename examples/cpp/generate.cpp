@@ -34,7 +34,8 @@ int main(int argc, char** argv) {
   integer("num_beams", 4), integer("max_new_tokens", 47), integer("min_new_tokens", 0);
   number("length_penalty", 1), integer("no_repeat_ngram_size", 3), number("repetition_penalty", 1);
   integer("early_stopping", 1), integer("num_return_sequences", 1);
-  number("temperature", 0), integer("top_k", 50), number("top_p", 1), integer("seed", 0);
+  number("temperature", 0), integer("top_k", 50), number("top_p", 1), number("min_p", 0);
+  integer("seed", 0);
 
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);

@@ -18,6 +18,7 @@ const settings = {
   temperature: 0, // above 0, tokens are drawn
   top_k: 50n,
   top_p: 1,
+  min_p: 0,
   seed: 0n,
 };
 

@@ -23,7 +23,15 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import TIES, GenerationOptions
 from tightbeam.export.one_graph import search
 from tightbeam.export.one_graph.noise import NOISE, digest_of_features, digest_of_tokens
-from tightbeam.export.one_graph.rules import bans, forced, is_end, options_in_graph, prompt_choice
+from tightbeam.export.one_graph.rules import (
+    banned_of_source,
+    bans,
+    forced,
+    is_end,
+    options_in_graph,
+    prompt_choice,
+    source_ngrams,
+)
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION, functions
 
 __all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "scalars_of"]
@@ -40,6 +48,7 @@ SCALARS: dict[str, int] = {
     "temperature": TensorProto.FLOAT,
     "top_k": TensorProto.INT64,
     "top_p": TensorProto.FLOAT,
+    "min_p": TensorProto.FLOAT,
     "seed": TensorProto.INT64,
 }
 """The settings of a run, each an input of shape [], with its type."""
@@ -96,6 +105,7 @@ def scalars_of(options: GenerationOptions) -> dict[str, float]:
         "temperature": 0.0 if sampling is None else sampling.temperature,
         "top_k": 50 if sampling is None else sampling.top_k,
         "top_p": 1.0 if sampling is None else sampling.top_p,
+        "min_p": 0.0 if sampling is None else sampling.min_p,
         "seed": 0,
     }
 
@@ -167,6 +177,8 @@ class _OneGraph:
 
     def __init__(self, manifest: Manifest, encoder: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
         self.options = options_of(manifest)
+        if not manifest.reads_text:
+            self.options.without_source_tokens("a source of features")
         self._manifest = manifest
         self._prompted = manifest.sizes.decoder_only
         self._encoder = onnx.compose.add_prefix_graph(encoder.graph, ENCODER)
@@ -221,7 +233,7 @@ class _OneGraph:
             text += f"    start_count = Constant <value = int64[1] {{{count}}}> ()\n"
             text += "    start_shape = Concat <axis = 0> (B1, start_count)\n"
             text += "    prompt = Expand (start_tokens, start_shape)\n" + GIVEN
-        text += search.START + (search.PROMPT_STATE if self._prompted else "")
+        text += search.START + (search.PROMPT_STATE if self._prompted else "") + source_ngrams(self.options)
         text += digest_of_tokens if source == "input_ids" else digest_of_features.replace("SOURCE", source)
         values = {
             "MAX_TARGET": self._manifest.sizes.max_target,
@@ -304,7 +316,7 @@ class _OneGraph:
         ends = search.ENDS_WITH_PROMPT if self._prompted else ""
         begins = search.BEGINS_WITH_PROMPT + search.PADDED_NGRAMS if self._prompted else search.BEGINS_WITH_SOURCE
         nodes = [
-            *nodes_of(search.STEP_BEGINS + begins + bans(options, ["banned_ngrams"] if self._prompted else [])),
+            *nodes_of(search.STEP_BEGINS + begins + banned_of_source(options) + bans(options, self._banned_by_row())),
             *self._caches_begin(),
             *self._step(),
             *self._caches_end(),
@@ -337,6 +349,11 @@ class _OneGraph:
         # ONNX Runtime in a browser refuses weights of a file inside a loop, so they stand outside it.
         constants = [each for each in self._decoder.initializer if not uses_external_data(each)]
         return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, constants)
+
+    def _banned_by_row(self) -> list[str]:
+        """The tensors of banned tokens [R, X] besides those of all rows."""
+        padded = ["banned_ngrams"] if self._prompted else []
+        return [*padded, "banned_of_source"] if self.options.encoder_no_repeat_ngram_size else padded
 
     def _in_place(self) -> list[tuple[int, str]]:
         """The caches that are written in place: their numbers and decoder outputs."""

@@ -13,10 +13,9 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import Sizes, resolve_settings
 from tightbeam.export.errors import ExportError
 
-__all__ = ["bans", "forced", "is_end", "options_in_graph", "prompt_choice"]
+__all__ = ["banned_of_source", "bans", "forced", "is_end", "options_in_graph", "prompt_choice", "source_ngrams"]
 
 NEUTRAL = {
-    "encoder_no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "force_words_ids": (),
     "stop_strings": None,
@@ -51,9 +50,9 @@ def _check_rules(options: GenerationOptions) -> None:
             "one graph cannot have the checkpoint's return_timestamps=True; remove it from generation_config.json, "
             "or leave --one-graph out"
         )
-    if options.sampling is not None and (options.sampling.min_p or options.sampling.typical_p < 1):
+    if options.sampling is not None and options.sampling.typical_p < 1:
         raise ExportError(
-            "one graph draws by temperature, top_k and top_p alone; remove min_p and typical_p from "
+            "one graph draws by temperature, top_k, top_p and min_p alone; remove typical_p from "
             "generation_config.json, or leave --one-graph out"
         )
 
@@ -116,6 +115,73 @@ def bans(options: GenerationOptions, more: Sequence[str] = ()) -> str:
     text += "    banned_shape = Concat <axis = 0> (R1, banned_count)\n"
     text += "    banned_alike = Expand (banned_row, banned_shape)\n"
     return text + f"    banned = Concat <axis = 1> ({', '.join(['banned_alike', *by_row])})\n"
+
+
+def source_ngrams(options: GenerationOptions) -> str:
+    """Text of the n-grams of each row's source before the loop, from ``input_ids`` and ``attention_mask``: the tokens
+    int64 [R, X, n - 1] with which each begins, and int64 [R, X] with which it ends, -1 if a part of it is padding."""
+    size = options.encoder_no_repeat_ngram_size
+    return (
+        ""
+        if not size
+        else f"""
+    source_size = Constant <value = int64 {{{size}}}> ()
+    source_rest1 = Constant <value = int64[1] {{{size - 1}}}> ()
+    source_size1 = Constant <value = int64[1] {{{size}}}> ()
+    source_tokens1 = Shape <start = 1, end = 2> (input_ids)
+    source_tokens = Squeeze (source_tokens1)
+    source_behind = Add (source_tokens, one)
+    source_count_any = Sub (source_behind, source_size)
+    source_count = Max (source_count_any, zero)
+    source_first = Range (zero, source_count, one)
+    source_first_column = Unsqueeze (source_first, axis1)
+    source_offsets = Range (zero, source_size, one)
+    source_index = Add (source_first_column, source_offsets)
+    source_ngrams = Gather <axis = 1> (input_ids, source_index)
+    source_counted = Gather <axis = 1> (attention_mask, source_index)
+    source_sum = ReduceSum <keepdims = 0> (source_counted, axis2)
+    source_is_whole = Equal (source_sum, source_size)
+    source_last_cube = Slice (source_ngrams, source_rest1, source_size1, axis2)
+    source_last_any = Squeeze (source_last_cube, axis2)
+    source_last = Where (source_is_whole, source_last_any, no_token)
+    source_begin = Slice (source_ngrams, axis0, source_rest1, axis2)
+    source_count1 = Reshape (source_count, axis1)
+    source_last_row = Unsqueeze (source_last, axis1)
+    source_last_shape = Concat <axis = 0> (B_M, source_count1)
+    source_last_beams = Expand (source_last_row, source_last_shape)
+    source_last_flat = Concat <axis = 0> (R1, source_count1)
+    source_lasts = Reshape <allowzero = 1> (source_last_beams, source_last_flat)
+    source_begin_row = Unsqueeze (source_begin, axis1)
+    source_begin_shape = Concat <axis = 0> (B_M, source_count1, source_rest1)
+    source_begin_beams = Expand (source_begin_row, source_begin_shape)
+    source_begin_flat = Concat <axis = 0> (R1, source_count1, source_rest1)
+    source_begins = Reshape <allowzero = 1> (source_begin_beams, source_begin_flat)
+    source_padding = Concat <axis = 0> (axis0, source_rest1, axis0, axis0)
+"""
+    )
+
+
+def banned_of_source(options: GenerationOptions) -> str:
+    """Text of ``banned_of_source`` int64 [R, X] from `source_ngrams` and ``history``."""
+    size = options.encoder_no_repeat_ngram_size
+    return (
+        ""
+        if not size
+        else f"""
+    source_no_id = Constant <value = int64 {{-1}}> ()
+    source_padded = Pad (history, source_padding, source_no_id)
+    source_tail_begin = Constant <value = int64[1] {{{1 - size if size > 1 else 2**31}}}> ()
+    source_tail_end = Constant <value = int64[1] {{{2**31}}}> ()
+    source_tail = Slice (source_padded, source_tail_begin, source_tail_end, axis1)
+    source_tail_row = Unsqueeze (source_tail, axis1)
+    source_same = Equal (source_begins, source_tail_row)
+    source_differs = Not (source_same)
+    source_differs_int = Cast <to = 7> (source_differs)
+    source_differences = ReduceSum <keepdims = 0> (source_differs_int, axis2)
+    source_again = Equal (source_differences, zero)
+    banned_of_source = Where (source_again, source_lasts, no_token)
+"""
+    )
 
 
 def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:

@@ -121,9 +121,9 @@ def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: Checkpoint
 
 
 def test_one_graph_refuses_a_rule_that_it_does_not_have_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
-    checkpoint = checkpoints("bart", generation={"encoder_no_repeat_ngram_size": 2})
+    checkpoint = checkpoints("bart", generation={"renormalize_logits": True})
     steps: list[str] = []
-    with pytest.raises(ExportError, match="one graph cannot have the checkpoint's encoder_no_repeat_ngram_size=2"):
+    with pytest.raises(ExportError, match="one graph cannot have the checkpoint's renormalize_logits=True"):
         export_model(checkpoint, tmp_path / "out", one_graph=True, on_step=steps.append)
     assert steps == ["loading"]
 

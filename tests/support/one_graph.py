@@ -74,9 +74,9 @@ class OneGraph:
 
 DIRECT = {
     *("num_beams", "max_new_tokens", "min_new_tokens", "length_penalty", "no_repeat_ngram_size"),
-    *("repetition_penalty", "early_stopping", "num_return_sequences", "temperature", "top_k", "top_p", "seed"),
+    *("repetition_penalty", "early_stopping", "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "seed"),
 }
-DRAWING = ("temperature", "top_k", "top_p", "seed", "num_return_sequences")
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed", "num_return_sequences")
 
 
 def settings_as_own(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from tightbeam.export.one_graph.graph import one_graph
 from tightbeam.graph_passes import PRESETS
 
 Array = Any
-OF_SOURCE = "encoder_no_repeat_ngram_size"
 TEXT = [("bart", variant) for variant in PRESETS] + [
     *(("mbart", "dedup"), ("marian", "el"), ("t5", "kcache"), ("prophetnet", "dedup")),
     *(("pegasus", "xcache"), ("m2m_100", "dedup"), ("longt5", "dedup"), ("led", "dedup")),
@@ -31,6 +30,7 @@ PROMPTED = [
     *(("gpt2", "dedup"), ("gpt2", "el"), ("llama", "dedup"), ("gemma2", "kcache"), ("bloom", "baseline")),
     *(("gpt_neox", "kcache"), ("olmo", "kcache"), ("mistral", "dedup"), ("falcon", "dedup")),
 ]
+PAD = 1
 CLOSE = 1e-4
 """Largest difference of a score per unit; rounding made 3e-6, and a wrong rule changes tokens."""
 
@@ -50,7 +50,7 @@ def expect_same(graph: OneGraph, runner: Runner, ids: Array, mask: Array, settin
 @pytest.mark.parametrize(("family", "variant"), TEXT)
 def test_an_encoder_decoder_gives_the_runners_tokens(bundles: BundleCache, family: str, variant: str) -> None:
     runner, graph = Runner.load(bundles(variant, family), threads=1), OneGraph(bundles(variant, family))
-    for ids, mask, settings in runs_of(runner, [each for each in SETTINGS if OF_SOURCE not in each]):
+    for ids, mask, settings in runs_of(runner, SETTINGS):
         expect_same(graph, runner, ids, mask, settings)
 
 
@@ -104,6 +104,20 @@ def test_the_demo_model_gives_the_runners_tokens_under_any_settings(demo: tuple[
     for _ in range(40):
         ids, mask = random_sources(generator, runner.manifest.sizes.source_vocabulary)
         expect_same(graph, runner, ids, mask, random_settings(generator))
+
+
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_ngrams_of_the_source_are_banned(demo: tuple[Runner, OneGraph], size: int) -> None:
+    """Each sample's own ones, without those that reach into padding; a source may be shorter than one."""
+    runner, graph = demo
+    ids, mask = random_sources(np.random.default_rng(3), runner.manifest.sizes.source_vocabulary)
+    for search in ({"max_new_tokens": 20}, {"max_new_tokens": 20, "num_beams": 3}):
+        likely = runner.generate(ids, mask, **search).sequences[:, 1:]
+        settings = {**search, "encoder_no_repeat_ngram_size": size}
+        expect_same(graph, runner, likely, (likely != PAD).astype(np.int64), settings)
+        without = runner.generate(likely, (likely != PAD).astype(np.int64), **search).sequences
+        found = runner.generate(likely, (likely != PAD).astype(np.int64), **settings).sequences
+        assert np.array_equal(found, without) == (size == 40)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +178,7 @@ def first_tokens(graph: OneGraph, source: dict[str, Array], count: int, **settin
     "settings",
     [
         {"top_k": 5},
-        {"top_k": 0, "top_p": 0.8},
+        {"top_k": 0, "top_p": 0.8, "min_p": 0.05},
         pytest.param({"top_k": 0, "temperature": 0.7}, marks=pytest.mark.slow),
     ],
 )
