@@ -8,6 +8,7 @@ from pathlib import Path
 
 __all__ = ["ENVIRONMENT", "cpu_library", "cuda_library", "rtx_name_library", "tensorrt_library"]
 
+SUFFIX = ".dll" if os.name == "nt" else ".so"  # on macOS too: CMake calls it a module
 ENVIRONMENT = "TIGHTBEAM_LIBRARY"
 """Environment variable: the path of the library to use, or ``none``."""
 
@@ -26,7 +27,7 @@ def cpu_library() -> Path | None:
     FileNotFoundError
         The variable names a file that does not exist.
     """
-    return _library("libtightbeam_cpu.so")
+    return _library(f"libtightbeam_cpu{SUFFIX}")
 
 
 def cuda_library() -> Path | None:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a folder has no lock
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["incomplete_folder", "write_folder"]
 
 Made = TypeVar("Made")
+LOCKS: bool = fcntl is not None
 HERE, EXCHANGE = -100, 2
 """``AT_FDCWD`` and ``RENAME_EXCHANGE`` of Linux."""
+STALE_SECONDS = 86_400.0
+"""Age from which on, without locks, an incomplete folder was left by a process that was killed."""
 
 
 def write_folder(
@@ -78,14 +86,16 @@ def _locked_folder(path: Path) -> Iterator[Path]:
     process ends at the latest, if the file system has locks."""
     new = path.with_name(f".new-{secrets.token_hex(8)}")
     new.mkdir()
-    descriptor = os.open(new, os.O_RDONLY)
+    descriptor = os.open(new, os.O_RDONLY) if LOCKS else None
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new.rename(path)  # it has its name when it is locked
         yield path
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
         if path.is_symlink():  # what it replaced
             path.unlink()
         shutil.rmtree(path, ignore_errors=True)
@@ -93,10 +103,14 @@ def _locked_folder(path: Path) -> Iterator[Path]:
 
 
 def _remove_left_behind(workplace: Path, prefix: str) -> None:
-    """Remove the incomplete folders whose writers were killed: nobody has locked them."""
+    """Remove the incomplete folders whose writers were killed: nobody has locked them, or they are old."""
     for folder in workplace.iterdir():
         if folder.name.startswith(prefix) and folder.is_dir() and not folder.is_symlink():
             with suppress(OSError):
+                if not LOCKS:
+                    if folder.stat().st_mtime < time.time() - STALE_SECONDS:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    continue
                 descriptor = os.open(folder, os.O_RDONLY)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +137,9 @@ def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
 
 def _exchanged(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step; returns False if the system cannot do that."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (TypeError, AttributeError):  # Windows, macOS
         return False
     if rename(HERE, os.fsencode(first), HERE, os.fsencode(second), EXCHANGE) == 0:
         return True
@@ -141,7 +156,9 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_entry(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if not LOCKS and path.is_dir():  # Windows opens no folder
+        return
+    descriptor = os.open(path, os.O_RDONLY if LOCKS else os.O_RDWR)  # Windows flushes what may be written alone
     try:
         os.fsync(descriptor)
     finally:

@@ -10,7 +10,6 @@ Source: transformers 5.23 ``utils/chat_template_utils.py``, for what a template 
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -183,7 +182,10 @@ def reason(error: Exception) -> str:
 def main() -> None:
     """Serve requests until standard input ends."""
     memory, seconds, longest = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    import resource
+
+    if sys.platform != "darwin":  # which takes no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, inside a long operation too
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})

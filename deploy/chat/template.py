@@ -93,6 +93,11 @@ class ChatTemplate:
             return self._process
         if len(self._source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
             raise InputError(f"the bundle's chat template has more than {MAX_TEMPLATE_BYTES:,} bytes", fix=ANOTHER)
+        if not hasattr(signal, "setitimer"):
+            raise InputError(
+                "a chat template is code of the checkpoint, and this system (Windows) has no limits for it; pass a "
+                "text that has the template's form, or use WSL"
+            )
         limits = map(str, (MAX_MEMORY_BYTES, MAX_SECONDS, MAX_RENDERED))
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(RENDERER), *limits],

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,7 +68,10 @@ def checkpoint_of(model: str | os.PathLike[str]) -> Iterator[str | os.PathLike[s
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent).resolve() / path.stem  # the default name of the bundle begins with it
         folder.mkdir()
-        (folder / GGUF_FILE).symlink_to(path.resolve())
+        try:
+            (folder / GGUF_FILE).symlink_to(path.resolve())
+        except OSError:  # Windows lets few users make one
+            shutil.copyfile(path, folder / GGUF_FILE)
         try:
             _describe(path.resolve(), folder)
             yield folder

@@ -29,8 +29,14 @@ PACKAGE = "libonnxruntime-dev"
 HEADER = "onnxruntime_c_api.h"
 SUITES = ("trixie", "sid")
 """Debian releases that have the package, the stable one first."""
-ARCHITECTURES = {"x86_64": ("amd64", "x64"), "aarch64": ("arm64", "aarch64")}
-"""Machine -> its names in Debian's archive and in the release archive."""
+ARCHITECTURES = {
+    "x86_64": ("amd64", "x64"),
+    "AMD64": ("amd64", "x64"),
+    "aarch64": ("arm64", "aarch64"),
+    "arm64": ("arm64", "aarch64"),
+}
+"""Machine, as Linux, Windows and macOS call it -> its names in Debian's archive and in the release archive. The headers
+are the same for every system."""
 RELEASE = "1.18.1"
 RELEASE_URL = (
     "https://github.com/microsoft/onnxruntime/releases/download/v{version}/onnxruntime-linux-{arch}-{version}.tgz"

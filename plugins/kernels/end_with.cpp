@@ -1,10 +1,14 @@
 // Ends this process with another one, by a thread that needs no interpreter.
+#include <cerrno>
+
+#include "kernels/exported.h"
+
+#ifdef __linux__
 #include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -35,8 +39,7 @@ void end_with(int descriptor, std::chrono::duration<double> grace, const std::st
 // Starts a thread that waits for the end of `process`. If this process has not ended `seconds` later, the thread
 // removes `file`, writes `message` to standard error and kills this process. Returns 0, or the errno of what the system
 // refuses.
-extern "C" __attribute__((visibility("default"))) int tightbeam_end_with(int process, double seconds, const char* file,
-                                                                         const char* message) {
+TIGHTBEAM_EXPORT int tightbeam_end_with(int process, double seconds, const char* file, const char* message) {
   const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, process, 0));  // closed on exec
   if (descriptor < 0 && errno != ESRCH) return errno;
   sigset_t all, before;
@@ -55,3 +58,6 @@ extern "C" __attribute__((visibility("default"))) int tightbeam_end_with(int pro
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return fault;
 }
+#else
+TIGHTBEAM_EXPORT int tightbeam_end_with(int, double, const char*, const char*) { return ENOSYS; }
+#endif

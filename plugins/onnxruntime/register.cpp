@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "generated/operators.h"
+#include "kernels/exported.h"
 #include "onnxruntime/adapter.h"
 
 namespace {
@@ -28,7 +29,6 @@ void add_all(tightbeam::Operators& operators) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                               const OrtApiBase* base) {
+TIGHTBEAM_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   return tightbeam::register_operators(options, base, add_all);
 }

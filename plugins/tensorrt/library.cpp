@@ -7,6 +7,7 @@
 #include "generated/arguments.h"
 #include "generated/launch_plans.h"
 #include "generated/operators.h"
+#include "kernels/exported.h"
 
 // native.py has the same structs.
 extern "C" {
@@ -171,8 +172,6 @@ TightbeamPlan store(PlanMemory& memory, Plan plan) {
 
 }  // namespace
 }  // namespace tightbeam
-
-#define TIGHTBEAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 // The fingerprint of this library's operators.
 TIGHTBEAM_EXPORT const char* tightbeam_operators() { return tightbeam::OPERATORS_FINGERPRINT; }

@@ -23,14 +23,21 @@ def return_large_blocks() -> None:
 
     Other C libraries than glibc are left as they are.
     """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "gnu_get_libc_version"):
+    library = _c_library()
+    if library is not None and hasattr(library, "gnu_get_libc_version"):
         library.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release_freed_memory() -> None:
     """Give freed memory back to the system, as far as the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_c_library(), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _c_library() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None)
+    except TypeError:  # Windows, which has no name for what a process has loaded
+        return None

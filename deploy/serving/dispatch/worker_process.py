@@ -50,6 +50,8 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process, and wait until the model is loaded. Raises WorkerError if it cannot be loaded."""
+        if not hasattr(os, "fork"):
+            raise WorkerError("serving needs Linux or macOS, and this is Windows; use WSL, run-model or Runner")
         ours, theirs = socketpair()
         with ours, theirs, self._changing:
             if self._stopping:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cpu/math.h"
+#include "kernels/exported.h"
 
 namespace tightbeam {
 namespace {
@@ -55,9 +56,8 @@ class Weights {
 
 // Samples a token. The tokens divide the range 0 to 1 in their order, in proportion to their weights; the result is the
 // token whose part holds `uniform`, or -1 if no score is finite. `best` is about the largest score, or NaN.
-extern "C" __attribute__((visibility("default"))) long long tightbeam_draw(const float* scores, long long count,
-                                                                           float best, float temperature,
-                                                                           double uniform) {
+TIGHTBEAM_EXPORT long long tightbeam_draw(const float* scores, long long count, float best, float temperature,
+                                          double uniform) {
   using namespace tightbeam;
   const size_t size = static_cast<size_t>(count);
   std::vector<double> ends((size + BLOCK - 1) / BLOCK);

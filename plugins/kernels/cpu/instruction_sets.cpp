@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+
+#include "kernels/exported.h"
 #ifdef TIGHTBEAM_X86_64
 #include <cpuid.h>
 #elif defined(TIGHTBEAM_AARCH64)
@@ -85,6 +87,4 @@ InstructionSet best_instruction_set() { return best().set; }
 
 }  // namespace tightbeam
 
-extern "C" __attribute__((visibility("default"))) const char* tightbeam_instruction_set() {
-  return tightbeam::best().name;
-}
+TIGHTBEAM_EXPORT const char* tightbeam_instruction_set() { return tightbeam::best().name; }
