@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import tightbeam
 from tightbeam.export import export_model
 from tightbeam.plugins.library import cpu_library
+from tools.images import IMAGES, USER, make_root
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "export" / "demo"
@@ -135,6 +137,20 @@ def test_bundle_runs_with_the_native_library(
     done = machine.run("run-model", bundle, texts, "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mmdebstrap") is None, reason="needs root and mmdebstrap")
+def test_root_of_the_image_runs_a_bundle(wheel: Path, bundle: Path, lines: list[str], tmp_path: Path) -> None:
+    """The image's root, without what a container adds to it, by its user and its entry point."""
+    image, root = IMAGES["runner"], tmp_path / "root"
+    make_root(image, wheel, root)
+    shutil.copytree(bundle, root / "models" / "demo")
+    (root / "models" / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
+    command = ["chroot", f"--userspec={USER}:{USER}", root, *image.command, "run", "/models/demo", "/models/texts.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"HOME": "/tmp"})
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == LINES
+    assert sum(path.lstat().st_size for path in root.rglob("*") if not path.is_symlink()) < 400e6
 
 
 @pytest.mark.parametrize("command", COMMANDS)
