@@ -444,6 +444,8 @@ class Manifest(Entry):
         in older bundles.
     one_graph : FileEntry or None
         The graph of encoder, decoder and search together, for other programs; None if the export was not asked for it.
+    features_graph : FileEntry or None
+        The graph of Whisper's features, for other programs; None without the one graph, and for other models.
     text_graph : FileEntry or None
         The one graph with the tokenizer in it; None if the export was not asked for it.
     precision_error : PrecisionErrorEntry or None
@@ -482,6 +484,7 @@ class Manifest(Entry):
     image: FileEntry | None = None
     alignment: AlignmentEntry | None = None
     one_graph: FileEntry | None = None
+    features_graph: FileEntry | None = None
     text_graph: FileEntry | None = None
     generation: dict[str, Any]
     parity: ParityReport | None
@@ -536,6 +539,6 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        graphs = (self.prompt, self.one_graph, self.text_graph)
+        graphs = (self.prompt, self.one_graph, self.features_graph, self.text_graph)
         optional = tuple(entry for entry in (*graphs, self.speech, self.image) if entry is not None)
         return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))

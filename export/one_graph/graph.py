@@ -34,7 +34,7 @@ from tightbeam.export.one_graph.rules import (
 )
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION, functions
 
-__all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "scalars_of"]
+__all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "renamed", "scalars_of"]
 
 SCALARS: dict[str, int] = {
     "num_beams": TensorProto.INT64,
@@ -248,7 +248,7 @@ class _OneGraph:
         names = {"num_beams": "M1"}
         if self._prompted:
             names |= {"input_ids": "source_ids", "attention_mask": "source_mask"}
-        return _renamed(self._encoder.node, {ENCODER + name: names.get(name, name) for name in self._takes})
+        return renamed(self._encoder.node, {ENCODER + name: names.get(name, name) for name in self._takes})
 
     def _source_mask(self) -> list[onnx.NodeProto]:
         """The nodes of ``source_mask`` int64 [B, N]; all positions of a source without a mask count."""
@@ -263,7 +263,7 @@ class _OneGraph:
     source_shape = Concat <axis = 0> (B1, source_length)
     source_mask = Expand (one, source_shape)
 """
-        return _renamed(nodes_of(text), {"encoded": ENCODER + name})
+        return renamed(nodes_of(text), {"encoded": ENCODER + name})
 
     def _empty_caches(self) -> str:
         """Text of the caches before the first step, which have no positions, and of their memory outside the loop.
@@ -348,7 +348,7 @@ class _OneGraph:
         ]
         # ONNX Runtime in a browser refuses weights of a file inside a loop, so they stand outside it.
         constants = [each for each in self._decoder.initializer if not uses_external_data(each)]
-        return onnx.helper.make_graph(_renamed(nodes, names), "step", inputs, outputs, constants)
+        return onnx.helper.make_graph(renamed(nodes, names), "step", inputs, outputs, constants)
 
     def _banned_by_row(self) -> list[str]:
         """The tensors of banned tokens [R, X] besides those of all rows."""
@@ -409,7 +409,7 @@ class _OneGraph:
         given |= {state.input: self._cache_of(number) for number, state in enumerate(self._states)}
         given |= {name: ENCODER + name for name in self._source_outputs}
         names = {DECODER + name: given[name] for name in self._steps if not name.startswith("trie_")}
-        nodes = _renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})
+        nodes = renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})
         for node in nodes:
             if node.op_type == "BeamTopK":
                 del node.input[9:]  # the trie
@@ -458,7 +458,7 @@ def _inner(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [*graph.node, *chain.from_iterable(_inner(inner) for node in graph.node for inner in _graphs(node))]
 
 
-def _renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
+def renamed(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> list[onnx.NodeProto]:
     """Copies of nodes whose tensors have other names, in the graphs inside them too."""
     copies = []
     for node in nodes:

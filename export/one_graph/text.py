@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,7 +62,9 @@ def session_with_text(model: Path | bytes) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def text_graph(model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest) -> onnx.ModelProto:
+def text_graph(
+    model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest, features: onnx.ModelProto | None = None
+) -> onnx.ModelProto:
     """Make the graph that generates text, over the same file of weights.
 
     Parameters
@@ -73,12 +75,14 @@ def text_graph(model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest)
         The bundle's tokenizer.
     manifest
         The bundle's description.
+    features
+        ``features.onnx``, of a model whose sources are windows of audio.
 
     Returns
     -------
     onnx.ModelProto
-        ``model`` with the input ``text`` in place of token ids, and the output ``texts`` before the others. Inputs
-        for speech and images stay as they are.
+        ``model`` with the input ``text`` in place of token ids, or ``audio`` in place of features that have a graph,
+        and the output ``texts`` before the others.
 
     Raises
     ------
@@ -92,14 +96,27 @@ def text_graph(model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest)
     del graph.output[:]
     graph.output.extend(outputs)
     if manifest.reads_text:
-        nodes = [*_encoding(tokenizer, manifest), *graph.node]
-        inputs = [_strings("text", "B"), *(each for each in graph.input if each.name not in SOURCE)]
-        del graph.node[:]
-        del graph.input[:]
-        graph.node.extend(nodes)
-        graph.input.extend(inputs)
+        _put_before(graph, _encoding(tokenizer, manifest), [_strings("text", "B")], SOURCE)
+    elif features is not None:
+        graph.initializer.extend(features.graph.initializer)
+        made = [tensor.name for tensor in features.graph.output]
+        _put_before(graph, features.graph.node, features.graph.input, made)
     model.opset_import.append(onnx.helper.make_opsetid(TEXT_DOMAIN, 1))
     return model
+
+
+def _put_before(
+    graph: onnx.GraphProto,
+    nodes: Iterable[onnx.NodeProto],
+    inputs: Iterable[onnx.ValueInfoProto],
+    made: Collection[str],
+) -> None:
+    """Put nodes before a graph, and their inputs in place of those that they make."""
+    all_nodes, all_inputs = [*nodes, *graph.node], [*inputs, *(each for each in graph.input if each.name not in made)]
+    del graph.node[:]
+    del graph.input[:]
+    graph.node.extend(all_nodes)
+    graph.input.extend(all_inputs)
 
 
 def _encoding(tokenizer: Tokenizer, manifest: Manifest) -> list[onnx.NodeProto]:

@@ -7,16 +7,18 @@ from pathlib import Path
 import onnx
 from tokenizers import Tokenizer
 
+from tightbeam.deploy.audio.features import LogMel
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.errors import ExportError
+from tightbeam.export.one_graph.features import features_graph
 from tightbeam.export.one_graph.graph import one_graph
 from tightbeam.export.one_graph.text import check_tokenizer, longest_text, text_graph, uncut
 from tightbeam.export.one_graph.tokenizer import FIX
 
-__all__ = ["ONE_GRAPH", "TEXT_GRAPH", "bundle_tokenizer", "write_one_graph", "write_text_graph"]
+__all__ = ["ONE_GRAPH", "TEXT_GRAPH", "bundle_tokenizer", "write_features_graph", "write_one_graph", "write_text_graph"]
 
-ONE_GRAPH, TEXT_GRAPH = "generate.onnx", "generate_text.onnx"
+FEATURES, ONE_GRAPH, TEXT_GRAPH = "features.onnx", "generate.onnx", "generate_text.onnx"
 
 
 def write_one_graph(folder: Path, manifest: Manifest) -> Manifest:
@@ -48,6 +50,32 @@ def write_one_graph(folder: Path, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"one_graph": file_entry(folder, ONE_GRAPH)})
 
 
+def write_features_graph(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the graph that makes Whisper's features of samples.
+
+    Parameters
+    ----------
+    folder
+        A bundle's folder with all its files but ``bundle.json``.
+    manifest
+        The description of the files.
+
+    Returns
+    -------
+    Manifest
+        The same, with the new file; as it was, if the model's sources are not windows of audio.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    if manifest.speech is None or not manifest.has_windows:
+        return manifest
+    onnx.save_model(features_graph(LogMel.read(folder / manifest.speech.file)), folder / FEATURES)
+    return manifest.model_copy(update={"features_graph": file_entry(folder, FEATURES)})
+
+
 def write_text_graph(folder: Path, manifest: Manifest) -> Manifest:
     """Write the graph that generates text, made of ``generate.onnx`` and the bundle's tokenizer.
 
@@ -73,7 +101,8 @@ def write_text_graph(folder: Path, manifest: Manifest) -> Manifest:
     tokenizer = bundle_tokenizer(folder, manifest)
     check_tokenizer(tokenizer, longest_text(manifest.sizes), encodes=manifest.reads_text)
     model = onnx.load(folder / ONE_GRAPH, load_external_data=False)
-    onnx.save_model(text_graph(model, tokenizer, manifest), folder / TEXT_GRAPH)
+    features = None if manifest.features_graph is None else onnx.load(folder / manifest.features_graph.file)
+    onnx.save_model(text_graph(model, tokenizer, manifest, features), folder / TEXT_GRAPH)
     return manifest.model_copy(update={"text_graph": file_entry(folder, TEXT_GRAPH)})
 
 

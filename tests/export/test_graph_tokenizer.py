@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from support.bundles.cache import BundleCache
 from support.bundles.demo import demo_bundle
 from support.checkpoints.families import SENTENCES
+from support.checkpoints.whisper_tokenizer import whisper_tokenizer
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.export import ExportError, export_model
+from tightbeam.export.checkpoint.tokenizer import write_tokenizer
 from tightbeam.export.one_graph import text, tokenizer
 from tightbeam.export.one_graph.check import check_text_graph, scalar_inputs
 from tightbeam.export.one_graph.graph import options_of, scalars_of
-from tightbeam.export.one_graph.text import check_tokenizer, session_with_text
+from tightbeam.export.one_graph.text import BROKEN, check_tokenizer, session_with_text
 from tightbeam.export.one_graph.tokenizer_texts import SCRIPTS
-from tightbeam.export.one_graph.write import write_one_graph, write_text_graph
+from tightbeam.export.one_graph.write import bundle_tokenizer, write_features_graph, write_one_graph, write_text_graph
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 CORPUS = [*SENTENCES, *SCRIPTS]
@@ -135,3 +140,27 @@ def test_texts_in_texts_out(tmp_path: Path) -> None:
     found = session.run(["texts"], {"text": np.array(sources, object), **values})[0].tolist()
     runner = Runner.load(path, threads=1)
     assert found == runner.generate_text(sources, num_beams=3, max_new_tokens=12, truncate=True)
+
+
+@needs_extensions
+@pytest.mark.slow
+def test_audio_in_text_out(bundles: BundleCache, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(bundles("dedup", "whisper"), tmp_path / "whisper"))
+    runner = Runner.load(path, threads=1)
+    words = whisper_tokenizer()
+    manifest = runner.manifest.model_copy(update={"tokenizer": write_tokenizer(words, path)})
+    manifest = write_text_graph(path, write_features_graph(path, write_one_graph(path, manifest)))
+    check_text_graph(path, manifest)
+    options = options_of(manifest)
+    audio = np.random.default_rng(0).standard_normal((2, 9000)).astype(np.float32) / 10
+    values = scalar_inputs({**scalars_of(options), "num_beams": 2, "max_new_tokens": 9})
+    values["decoder_input_ids"] = np.tile(np.array(options.prompt, np.int64), (2, 1))
+    found, sequences, *_ = session_with_text(path / "generate_text.onnx").run(None, {"audio": audio, **values})
+    assert runner.log_mel is not None
+    features = np.stack([runner.log_mel.features(samples) for samples in audio])
+    plain = ort.InferenceSession(path / "generate.onnx")
+    np.testing.assert_array_equal(sequences, plain.run(None, {"input_features": features, **values})[0])
+    new = sequences[:, len(options.prompt) :].tolist()
+    expected = bundle_tokenizer(path, manifest).decode_batch(new, skip_special_tokens=True)
+    assert [each.replace(BROKEN, "") for each in found] == [each.replace(BROKEN, "") for each in expected]
+    assert any(found)

@@ -51,6 +51,7 @@ def expect_same(graph: OneGraph, runner: Runner, ids: Array, mask: Array, settin
 def test_an_encoder_decoder_gives_the_runners_tokens(bundles: BundleCache, family: str, variant: str) -> None:
     runner, graph = Runner.load(bundles(variant, family), threads=1), OneGraph(bundles(variant, family))
     for ids, mask, settings in runs_of(runner, SETTINGS):
+        ids = np.where(mask, ids, ids[:, :1])  # a runner bans n-grams in padding too, as transformers does
         expect_same(graph, runner, ids, mask, settings)
 
 
