@@ -1,5 +1,6 @@
 #include "kernels/cpu/attention/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,11 +16,16 @@ Attention::Attention(int Q, int K, int V, float scale)
       K_(K),
       V_(V),
       scale_(scale),
-      queries_(static_cast<size_t>(Q) * K),
-      scores_(static_cast<size_t>(Q) * TILE),
-      sums_(static_cast<size_t>(Q) * V),
-      row_max_(Q, MINUS_INFINITY),
-      row_sums_(Q) {}
+      numbers_(new float[static_cast<size_t>(Q) * (static_cast<size_t>(K) + TILE + V + 2)]),
+      queries_(numbers_.get()),
+      scores_(queries_ + static_cast<size_t>(Q) * K),
+      sums_(scores_ + static_cast<size_t>(Q) * TILE),
+      row_max_(sums_ + static_cast<size_t>(Q) * V),
+      row_sums_(row_max_ + Q) {
+  std::fill_n(sums_, static_cast<size_t>(Q) * V, 0.0f);
+  std::fill_n(row_max_, Q, MINUS_INFINITY);
+  std::fill_n(row_sums_, Q, 0.0f);
+}
 
 void Attention::set_query(int q, const float* query) { std::memcpy(this->query(q), query, sizeof(float) * K_); }
 

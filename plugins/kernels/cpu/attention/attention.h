@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+#include <memory>
 
 #include "kernels/cpu/math.h"
 
@@ -43,7 +43,8 @@ class Attention {
   const Math& math_;
   int K_, V_;
   float scale_;
-  std::vector<float> queries_, scores_, sums_, row_max_, row_sums_;
+  std::unique_ptr<float[]> numbers_;  // all of the following, since there are many small attentions
+  float *queries_, *scores_, *sums_, *row_max_, *row_sums_;
 };
 
 }  // namespace tightbeam
