@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
@@ -14,11 +15,13 @@ from urllib.parse import urlencode
 import numpy as np
 import onnxruntime as ort
 import pytest
+import soundfile
 
 from support.browser import Browser
 from support.bundles.demo import demo_bundle
-from tightbeam.deploy import Bundle
+from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.text.tokenizer import load_codec
+from tightbeam.export import export_model
 from tightbeam.export.one_graph.check import scalar_inputs
 from tightbeam.export.one_graph.graph import options_of, scalars_of
 from tightbeam.export.one_graph.write import write_one_graph
@@ -119,9 +122,9 @@ def test_cpp(bundle: Path, expected: list[str], built: Path, registered: bool) -
     assert done.stdout.splitlines() == expected
 
 
-@pytest.fixture
-def page(bundle: Path) -> Iterator[str]:
-    """The address of the browser's page."""
+@contextmanager
+def pages(bundle: Path) -> Iterator[tuple[str, Path]]:
+    """The address of the browser's pages and their folder, with a bundle."""
     folder = with_packages("browser")
     shutil.rmtree(folder / "bundle", ignore_errors=True)
     shutil.copytree(bundle, folder / "bundle")
@@ -132,14 +135,43 @@ def page(bundle: Path) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/index.html"
+    yield f"http://127.0.0.1:{server.server_port}", folder
     server.shutdown()
     server.server_close()
 
 
-def test_browser(page: str, expected: list[str], tmp_path: Path) -> None:
+def test_browser(bundle: Path, expected: list[str], tmp_path: Path) -> None:
     chromium = program("chromium")
-    with Browser(chromium, tmp_path, f"{page}?{urlencode({'text': chr(10).join(TEXTS)})}") as browser:
+    with (
+        pages(bundle) as (address, _),
+        Browser(chromium, tmp_path, f"{address}/index.html?{urlencode({'text': chr(10).join(TEXTS)})}") as browser,
+    ):
         browser.wait_for("document.querySelector('button')?.disabled === false || null", SECONDS)
         found = browser.wait_for("[...document.querySelectorAll('li')].map((each) => each.title)", SECONDS)
     assert found == expected
+
+
+def test_browser_with_speech(tmp_path: Path) -> None:
+    """The zoo's Whisper on a recording of each language: the tokens that Python gets from features of a runner."""
+    chromium, model = program("chromium"), ROOT / "build/zoo/whisper"
+    if not model.exists():
+        pytest.skip("build/zoo/whisper is not there; run make zoo")
+    path = tmp_path / "whisper"
+    manifest = export_model(model, path, variant="dedup", one_graph=True, check=False).manifest
+    runner, options = Runner.load(path, threads=1), options_of(manifest)
+    assert runner.log_mel is not None
+    values = scalar_inputs({**scalars_of(options), "num_beams": 2, "max_new_tokens": 100, "early_stopping": 0})
+    values["decoder_input_ids"] = np.array([options.prompt])
+    session = ort.InferenceSession(path / "generate.onnx")
+    recordings = [ROOT / f"build/zoo/whisper-inputs/single-{name}.wav" for name in ("en-00", "es-18")]
+    with pages(path) as (address, folder):
+        for number, recording in enumerate(recordings):
+            samples, _ = soundfile.read(recording, dtype="float32")
+            features = runner.log_mel.features(samples)[None]
+            tokens, lengths, _ = session.run(None, {"input_features": features, **values})
+            shutil.copy(recording, folder / "recording.wav")
+            with Browser(chromium, tmp_path / f"{number}", f"{address}/speech.html?recording=recording.wav") as browser:
+                browser.wait_for("document.querySelector('input')?.disabled === false || null", SECONDS)
+                found = browser.wait_for("[...document.querySelectorAll('li')].map((each) => each.title)", SECONDS)
+            assert found == [" ".join(map(str, tokens[0, : lengths[0]]))]
+            assert lengths[0] > len(options.prompt) + 5
