@@ -434,7 +434,7 @@ class Manifest(Entry):
         Settings of a speech model's feature extractor. Its encoder takes ``input_features`` or ``input_values``.
     convolutions : tuple of (int, int, int)
         Kernel, stride and padding of each convolution that makes the encoder's N positions of the X samples or frames
-        of a recording; empty if all sources have one length, or are tokens.
+        of a recording or, with ``short_audio``, of a window; empty if all sources have one length, or are tokens.
     image : FileEntry or None
         Settings of an image model's processor. Its encoder takes ``pixel_values`` or ``flattened_patches``.
     alignment : AlignmentEntry or None
