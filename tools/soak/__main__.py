@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -30,9 +30,9 @@ from tools.soak.server import Disk, SoakedServer
 ROOT = Path(__file__).resolve().parents[2] / "build" / "soak"
 CLIENTS = 12
 MEASURED = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
-"""Parts of the second half after which memory is measured. Before the first one, processes import what requests need
-and fill their caches: the second half begins with `WARM_UPS` hostile requests of each kind."""
-WARM_UPS = 3
+"""Parts of the second half after which memory is measured. The second half begins with every client's request of each
+hostile kind at once. So before the first measurement processes have imported what requests need, their caches are full,
+and pools that never shrink, such as the memory that Triton shares with its backends, have had their worst moment."""
 Measured = tuple[dict[str, int], int]
 """Bytes of each process, and open files of all."""
 SETTLES_S = 8
@@ -93,7 +93,7 @@ async def _soak(server: SoakedServer, disk: Disk, clients: Clients, seconds: flo
     running = asyncio.create_task(clients.run(CLIENTS))
     clients.resume()
     await _kills(server, disk, clients, time.monotonic() + seconds / 2, rng)
-    clients.begin_with(chain.from_iterable(each_hostile_request(rng) for _ in range(WARM_UPS)))
+    clients.begin_with(each_hostile_request(rng, CLIENTS))
     begin, found = time.monotonic(), []
     for part in MEASURED:
         await asyncio.sleep(max(0.0, begin + part * seconds / 2 - time.monotonic()))

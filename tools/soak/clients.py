@@ -23,7 +23,8 @@ __all__ = ["Clients", "Tally"]
 LOST_S = DEADLINE_S + 60
 """A request without an answer or an error after this time is lost: the model's deadline, and a minute for a restart."""
 DEFECT = re.compile(r"defect of Tightbeam|Traceback|generation failed")
-KINDS = {"good": 60, "hostile": 25, "cancelled": 6, "slow": 4, "unread": 3, "half": 2}
+UNREAD = "unread"
+KINDS = {"good": 60, "hostile": 25, "cancelled": 6, "slow": 4, UNREAD: 3, "half": 2}
 """What clients do, and how often."""
 
 
@@ -122,17 +123,17 @@ class Clients:
                 return
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             ask = hostile_request(rng) if kind == "hostile" else rng.choice(self._good)
-            if (first := next(self._first, None)) is not None:
-                kind, ask = "first", first
-            if kind == "unread":
+            if kind == UNREAD:
                 ask = long_stream(rng)
+            if (ask_first := next(self._first, None)) is not None:
+                kind, ask = ask_first.kind, ask_first
             starts = self._starts()
             self._open += 1
             self._tally.counts["sent"] += 1
             begin = time.monotonic()
             try:
                 async with asyncio.timeout(LOST_S):
-                    if kind in ("unread", "half"):
+                    if kind in (UNREAD, "half"):
                         await self._do_not_read(ask, rng, half=kind == "half")
                     elif kind == "cancelled":
                         await self._cancel(session, ask, rng)

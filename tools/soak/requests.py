@@ -118,10 +118,13 @@ def hostile_request(rng: random.Random) -> Ask:
     return replace(_HOSTILE[name](rng), kind=name)
 
 
-def each_hostile_request(rng: random.Random) -> Iterator[Ask]:
-    """Yield a hostile request of each kind."""
+def each_hostile_request(rng: random.Random, times: int) -> Iterator[Ask]:
+    """Yield hostile requests of each kind, as many as ``times`` in a row, and the streams that nobody reads last."""
     for name in sorted(_HOSTILE):
-        yield replace(_HOSTILE[name](rng), kind=name)
+        for _ in range(times):
+            yield replace(_HOSTILE[name](rng), kind=name)
+    for _ in range(times):
+        yield long_stream(rng)
 
 
 def _nested(depth: int) -> Any:
