@@ -5,7 +5,6 @@ Whatever it is given, a target ends, raises no errors but the project's own, eac
 
 from __future__ import annotations
 
-import copy
 import faulthandler
 import json
 import math
@@ -94,7 +93,7 @@ def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
     """Return a copy of a JSON document with some of its parts replaced, removed, moved or added."""
     document = json.loads(json.dumps(document))
     for path, kind, given in choices:
-        value, draw, holder, key = copy.deepcopy(given), random.Random(path), None, None
+        value, draw, holder, key = json.loads(json.dumps(given)), random.Random(path), None, None  # shares no list
         inner = document
         while isinstance(inner, dict | list) and inner and (holder is None or draw.random() < 0.8):
             holder = inner
@@ -108,7 +107,7 @@ def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
             holder[str(value)[:50]] = inner
         elif kind == 2 and isinstance(holder, list):
             copies = min(1 + path % 50, MOST_COPIED // (1 + len(json.dumps(inner))))
-            holder.extend(copy.deepcopy(inner) for _ in range(copies))
+            holder.extend(json.loads(json.dumps(inner)) for _ in range(copies))
         elif kind == 3 and isinstance(inner, int | float):
             holder[key] = inner + (-1, 1, 0.5, 1 << 31)[path % 4]
         else:
