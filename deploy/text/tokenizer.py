@@ -122,6 +122,7 @@ class _TokenizersCodec:
     def __init__(self, path: str) -> None:
         from tokenizers import Tokenizer
 
+        self._path = path
         self._tokenizer = Tokenizer.from_file(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -138,8 +139,11 @@ class _TokenizersCodec:
 
     def truncate(self, text: str, length: int, side: Side = "right") -> list[int]:
         with self._lock, _one_line(_encoding_error):
-            if self._truncating is None:  # a copy, since truncation is a state of the tokenizer
-                self._truncating = self._tokenizer.from_str(self._tokenizer.to_str())
+            if self._truncating is None:
+                # Another one, since truncation is a state of the tokenizer. It is read again, since a tokenizer writes
+                # itself in a list of all ids below its largest: gigabytes for one id of 2**31.
+                self._truncating = self._tokenizer.from_file(self._path)
+                self._truncating.no_padding()
             self._truncating.enable_truncation(length, direction=side)
             return list(self._truncating.encode(text).ids)
 

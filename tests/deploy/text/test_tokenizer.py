@@ -64,6 +64,26 @@ def test_truncation_to_many_lengths_keeps_one_copy(bundle: Path) -> None:
     assert codec.encode(LONG) == whole
 
 
+def test_truncation_takes_no_memory_for_ids_that_do_not_exist(bundle: Path, tmp_path: Path) -> None:
+    """A tokenizer that is written out lists all ids below its largest."""
+    described = json.loads((bundle / "tokenizer" / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary[next(reversed(vocabulary))] = 2**26
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    codec = _TokenizersCodec(str(path))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of this call
+    before = peak_bytes()
+    codec.truncate(LONG, 8)
+    assert peak_bytes() - before < 2**25  # a list of 32-bit ids has 2**28
+
+
+def peak_bytes() -> int:
+    """The most memory of this process since the peak was cleared."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
 def test_truncation_and_padding_in_tokenizer_json_are_ignored(bundle: Path, tmp_path: Path) -> None:
     """Checkpoints carry the last settings of their author; transformers overrides them at each call."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer" / "tokenizer.json"))
