@@ -128,7 +128,7 @@ class LogMel:
         features : float32 [mels, frames]
             Features of a whole window.
         own_frames : int
-            Frames of the recording, which come first.
+            Frames of the recording, which come first; below 0 if it ended before the window.
 
         Returns
         -------
@@ -137,7 +137,7 @@ class LogMel:
             length have one shape.
         """
         second = self.frames // self.chunk_s
-        return np.ascontiguousarray(features[:, : (own_frames // second + 2) * second])
+        return np.ascontiguousarray(features[:, : (max(own_frames, 0) // second + 2) * second])
 
     def checked(self, features: Any) -> Array:
         """Check a batch of features as ``model.generate`` takes it.

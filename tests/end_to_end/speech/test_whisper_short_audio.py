@@ -77,8 +77,8 @@ def test_frames_are_those_of_the_sound_and_a_second_in_whole_seconds(bundles: Bu
     model = load(bundles).model
     log_mel = model.require_windows()
     window = log_mel.features(chirp(1.0))
-    assert [model.heard_in(window, own)[0].shape[1] for own in (0, 1, 24, 25, 49, 50, 74, 75, 99, 100)] == [
-        *(50, 50, 50, 75, 75, 100, 100, 100, 100, 100)
+    assert [model.heard_in(window, own)[0].shape[1] for own in (-60, 0, 1, 24, 25, 49, 50, 74, 75, 99, 100)] == [
+        *(50, 50, 50, 50, 75, 75, 100, 100, 100, 100, 100)
     ]
     assert [model.heard_in(window, own)[1] for own in (24, 50, None)] == [25, 50, 50]
 
