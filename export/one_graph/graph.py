@@ -223,7 +223,7 @@ class _OneGraph:
         source = "input_ids" if self._prompted else self._takes[0]
         text = f"    B1 = Shape <start = 0, end = 1> ({source})\n"
         if self._prompted:
-            text += search.PROMPT + "    prompt = Identity (input_ids)\n"
+            text += search.PROMPT
         elif self._asks_prompt:
             text += f"    prompt = Identity ({PROMPT_INPUT})\n" + GIVEN
         else:

@@ -181,6 +181,10 @@ PROMPT = """
     places_of_prompt = Range (zero, given, one)
     is_padding = Less (attention_mask, one)
     behind = Where (is_padding, given, zero)
+    before = Where (is_padding, zero, given)
+    prompt_keys = Add (places_of_prompt, before)
+    prompt_sorted, prompt_places = TopK <axis = -1, largest = 0, sorted = 1> (prompt_keys, S1)
+    prompt = GatherElements <axis = 1> (input_ids, prompt_places)
     compact_keys = Add (places_of_prompt, behind)
     compact_sorted, compact_places = TopK <axis = -1, largest = 0, sorted = 1> (compact_keys, S1)
     compact = GatherElements <axis = 1> (input_ids, compact_places)
@@ -194,7 +198,8 @@ PROMPT = """
     in_source = Less (source_places, firsts_column)
     source_mask = Cast <to = 7> (in_source)
 """
-"""A decoder-only model's source: the prompt without its last token and without padding in front of it."""
+"""A decoder-only model's ``prompt`` with its padding moved in front, as a runner has it, and the source: the prompt
+without its last token and with its padding moved behind it."""
 
 PROMPT_STATE = """
     counts_of_beams = Expand (counts, B_M)

@@ -66,6 +66,14 @@ def test_a_decoder_only_model_gives_the_runners_tokens(bundles: BundleCache, fam
         expect_same(graph, runner, ids, mask, settings)
 
 
+def test_the_padding_of_a_prompt_may_stand_behind_it(bundles: BundleCache) -> None:
+    runner, graph = Runner.load(bundles("dedup", "gpt2"), threads=1), OneGraph(bundles("dedup", "gpt2"))
+    ids = np.random.default_rng(0).integers(3, runner.manifest.sizes.vocabulary, (3, 9))
+    mask = (np.arange(9) < [[2], [9], [5]]).astype(np.int64)
+    for settings in ({"num_beams": 3}, {"num_beams": 1, "no_repeat_ngram_size": 2}):
+        expect_same(graph, runner, ids, mask, {"max_new_tokens": 12, **settings})
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, OneGraph]:
     """The demo model's runner and graph."""
