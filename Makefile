@@ -95,7 +95,7 @@ slow: $(BUILT) ## [not measured] the tests that take minutes or gigabytes
 wheel: $(READY) ## [1 min] build the wheel with the CPU library into dist/, for machines without a compiler
 	$(BIN)/python -m tools.wheel dist
 
-release: $(BUILT) $(SERVED) ## [20 min] check that a release can be made, run the tests, and build its files in dist/release
+release: $(BUILT) $(SERVED) ## [22 min] check that a release can be made, run the tests, and build its files in dist/release
 	$(BIN)/python -m tools.release dist/release
 
 arm: $(BUILT) ## [7 min] compile for arm64, and run every operator's cases, the demo and a tiny Whisper under QEMU

@@ -17,7 +17,7 @@ import numpy, onnxruntime  # which ask for the system themselves
 for module in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[module] = None
 for owner, names in {
-    os: "fork sched_getaffinity killpg getuid geteuid statvfs O_CLOEXEC O_NONBLOCK pidfd_open pread",
+    os: "fork sched_getaffinity killpg getuid geteuid O_CLOEXEC O_NONBLOCK pidfd_open pread",
     signal: "SIGKILL SIGPROF SIGHUP setitimer pthread_sigmask",
     mmap: "MADV_DONTNEED PROT_READ",
 }.items():
