@@ -147,7 +147,7 @@ def test_root_of_the_image_runs_a_bundle(wheel: Path, bundle: Path, lines: list[
     shutil.copytree(bundle, root / "models" / "demo")
     (root / "models" / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
     command = ["chroot", f"--userspec={USER}:{USER}", root, *image.command, "run", "/models/demo", "/models/texts.txt"]
-    done = subprocess.run(command, capture_output=True, text=True, env={"HOME": "/tmp"})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/sbin:/usr/bin", "HOME": "/tmp"})
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == LINES
     assert sum(path.lstat().st_size for path in root.rglob("*") if not path.is_symlink()) < 400e6
