@@ -164,3 +164,11 @@ def test_audio_in_text_out(bundles: BundleCache, tmp_path: Path) -> None:
     expected = bundle_tokenizer(path, manifest).decode_batch(new, skip_special_tokens=True)
     assert [each.replace(BROKEN, "") for each in found] == [each.replace(BROKEN, "") for each in expected]
     assert any(found)
+
+
+def test_what_has_no_tokenizer_json_is_refused(tmp_path: Path) -> None:
+    sizes = Bundle.load(demo_bundle(tmp_path / "demo", "el")).manifest.sizes
+    with pytest.raises(ExportError, match="needs a tokenizer, which the checkpoint lacks"):
+        text.check_checkpoint_tokenizer(None, sizes, encodes=True)
+    with pytest.raises(ExportError, match="it is a class of transformers alone; leave --with-tokenizer out"):
+        text.check_checkpoint_tokenizer(object(), sizes, encodes=True)
