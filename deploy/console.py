@@ -33,6 +33,10 @@ Version = Annotated[
 """Type of the last parameter of every command, ``version: Version = False``. No command reads it."""
 
 
+MISSING_LIBRARY = re.compile(r"((lib[\w+.-]*?)\.so\.?(\d*)[.\d]*): cannot open shared object file")
+"""What the system's loader says of a library, within the errors of numpy and of ONNX Runtime."""
+
+
 def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = None) -> None:
     """Run ``app`` as the command ``name``, with UTF-8 output in any locale, and exit the process.
 
@@ -59,6 +63,12 @@ def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = 
         drop_output()
         failed = f"cannot use {error.filename}" if error.filename else "cannot write to standard output"
         say(f"error: {failed}: {(error.strerror or str(error)).lower()}; check it, and the disk")
+        code = 1
+    except ImportError as error:
+        if (missing := MISSING_LIBRARY.search(str(error))) is None:
+            raise
+        package = f"{missing[2]}{missing[3]}"
+        say(f"error: a package needs {missing[1]}, which this system lacks; install it ({package}, as Debian names it)")
         code = 1
     except Exception as error:
         if not hasattr(error, "format_message"):  # an error of the command line, for which typer has no public class

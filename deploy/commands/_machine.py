@@ -23,6 +23,7 @@ __all__ = ["machine_facts", "machine_report"]
 EXTRAS = {
     "export": "export checkpoints, build engines",
     "gguf": "export GGUF files",
+    "tokenizer": "put a tokenizer into the one graph",
     "audio": "read audio and video files",
     "image": "read images",
     "http": "serve over HTTP",

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from tightbeam.__main__ import COMMANDS
 from tightbeam.deploy.commands import _machine
+from tightbeam.deploy.console import command_line
 from tightbeam.plugins.instruction_set import INSTRUCTION_SETS, instruction_set
 from tightbeam.plugins.library import cpu_library
 
@@ -129,6 +131,24 @@ def test_info_leaves_out_an_extra_for_other_machines(monkeypatch: pytest.MonkeyP
 def test_every_extra_of_a_user_is_known() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert _machine.EXTRAS.keys() == extras.keys() - {"docs", "dev"}
+
+
+def test_a_library_that_the_system_lacks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run"])
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def run() -> None:
+        raise ImportError("no numpy\nThe error was: libstdc++.so.6: cannot open shared object file: No such file")
+
+    with pytest.raises(SystemExit, match="1"):
+        command_line(app, "run")
+    said = (
+        "error: a package needs libstdc++.so.6, which this system lacks; install it (libstdc++6, as Debian names it)\n"
+    )
+    assert capfd.readouterr().err == said
 
 
 def test_every_instruction_set_has_a_name() -> None:
