@@ -92,6 +92,7 @@ def test_generations_of_the_comparison_are_used_for_the_same_recordings(
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_an_export_measures_int8_on_recordings(checkpoints: CheckpointCache, folder: Path, tmp_path: Path) -> None:
     checkpoint = checkpoints("whisper", **ONE_LAYER)
     found = [

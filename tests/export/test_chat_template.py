@@ -30,6 +30,7 @@ def tokenizer(checkpoints: CheckpointCache) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_a_template_of_the_users_goes_into_the_bundle(
     checkpoints: CheckpointCache, tokenizer: Any, tmp_path: Path
 ) -> None:

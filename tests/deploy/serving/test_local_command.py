@@ -261,6 +261,7 @@ def test_the_heir_of_the_server_s_processes_does_not_wait_for_those_that_have_en
     assert float(done.stdout) < 30
 
 
+@pytest.mark.slow
 def test_tritonserver_on_path(made: dict[str, Path], tmp_path: Path) -> None:
     """A server of one's own: here a script, with the libraries and the Python that the wheel's server needs."""
     served.skip_without_server()

@@ -42,7 +42,7 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-QUICK = (("moonshine", "dedup"), ("cohere_asr", "dedup"), ("canary", "slim"))
+QUICK = (("moonshine", "dedup"), ("canary", "slim"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},

@@ -43,8 +43,6 @@ SHAPES: tuple[dict[str, Any], ...] = (
         **{"activation_function": "gelu_new", "d_model": 24, "tie_word_embeddings": False, "decoder_ffn_dim": 7},
         **{"decoder_attention_heads": 1, "encoder_attention_heads": 1, **ONE_LAYER},
     },
-)
-OTHER_SIZES: tuple[dict[str, Any], ...] = (
     {"activation_function": "quick_gelu", "encoder_ffn_dim": 5, **ONE_LAYER},
     {
         **{"activation_function": "relu", "scale_embedding": False, "d_model": 40},
@@ -56,12 +54,12 @@ OTHER_SIZES: tuple[dict[str, Any], ...] = (
         **{"encoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 2},
     },
 )
-"""Run by ``make slow``: each is a trace, and other families have such activations and sizes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
-    [*SHAPES, *(pytest.param(shape, marks=pytest.mark.slow) for shape in OTHER_SIZES)],
+    SHAPES,
     ids=lambda shape: shape["activation_function"],
 )
 def test_odd_sizes_and_activations(bundles: BundleCache, shape: dict[str, Any]) -> None:

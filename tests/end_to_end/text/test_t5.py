@@ -74,6 +74,7 @@ def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
         expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
+@pytest.mark.slow
 def test_key_heads_narrower_than_the_model(bundles: BundleCache) -> None:
     """In mt5-small keys do not determine values, so that variants which cache keys alone are refused."""
     shape = {"d_kv": 7, "num_layers": 1, "num_decoder_layers": 1}
