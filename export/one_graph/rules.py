@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import Sizes, resolve_settings
@@ -19,11 +19,9 @@ NEUTRAL = {
     "num_beam_groups": 1,
     "force_words_ids": (),
     "stop_strings": None,
-    "renormalize": False,
     "trie": None,
 }
 """Rules that a graph does not have, with the values that ask for nothing."""
-NAMES = {"renormalize": "renormalize_logits"}
 
 
 def options_in_graph(
@@ -35,26 +33,29 @@ def options_in_graph(
     """
     options = resolve_settings(generation, settings, sizes, speech=has_windows).for_prompt(1)
     _check_rules(options)
+    if generation.get("renormalize_logits"):  # without effect on greedy search, but the graph is for beams too
+        _refuse("renormalize_logits", True)
     return options
 
 
 def _check_rules(options: GenerationOptions) -> None:
     for name, nothing in NEUTRAL.items():
         if getattr(options, name) != nothing:
-            raise ExportError(
-                f"one graph cannot have the checkpoint's {NAMES.get(name, name)}={getattr(options, name)!r}; remove it "
-                "from generation_config.json, or leave --one-graph out"
-            )
+            _refuse(name, getattr(options, name))
     if options.timestamps is not None:
-        raise ExportError(
-            "one graph cannot have the checkpoint's return_timestamps=True; remove it from generation_config.json, "
-            "or leave --one-graph out"
-        )
+        _refuse("return_timestamps", True)
     if options.sampling is not None and options.sampling.typical_p < 1:
         raise ExportError(
             "one graph draws by temperature, top_k, top_p and min_p alone; remove typical_p from "
             "generation_config.json, or leave --one-graph out"
         )
+
+
+def _refuse(name: str, value: object) -> NoReturn:
+    raise ExportError(
+        f"one graph cannot have the checkpoint's {name}={value!r}; remove it from generation_config.json, or leave "
+        "--one-graph out"
+    )
 
 
 def _ids(name: str, tokens: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
 from support.commands import SHORT, caller
 from support.inputs import run_recordings
-from support.slow_cases import slow_unless
+from support.slow_cases import STOOD_FOR, slow_unless
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.deploy.audio.extractors import extractor_of
@@ -42,7 +42,8 @@ from tightbeam.graph_passes import PRESETS
 
 soundfile = pytest.importorskip("soundfile")
 
-QUICK = (("moonshine", "dedup"), ("canary", "slim"))
+QUICK = {"moonshine": "dedup", "speech_to_text": "el", "cohere_asr": "dedup", "canary": "slim"}
+"""The variant of each family that one run stands for."""
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_beams": 1, "max_new_tokens": 30},
@@ -78,7 +79,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], settings: dict[str, An
     ("family", "variant"),
     slow_unless(
         [each for each in itertools.product(RECORDING_FAMILIES, PRESETS) if each != ("moonshine", "xcache")],
-        lambda family, variant: (family, variant) in QUICK,
+        lambda family, variant: variant == QUICK[family] and family not in STOOD_FOR,
     ),
 )
 def test_tokens_and_scores_match_generate(bundles: BundleCache, family: str, variant: str) -> None:
@@ -108,12 +109,14 @@ def test_tokens_and_scores_match_generate(bundles: BundleCache, family: str, var
     assert len(seen) > 8  # the recordings matter
 
 
-@pytest.mark.parametrize("family", RECORDING_FAMILIES)
+@pytest.mark.parametrize(
+    ("family",), slow_unless([(each,) for each in RECORDING_FAMILIES], lambda family: family not in STOOD_FOR)
+)
 def test_each_recording_is_transcribed_as_alone(bundles: BundleCache, tmp_path: Path, family: str) -> None:
     """Files, arrays and other rates, in batches of three; the reference is transformers' extractor and model."""
     arguments = {"tokenizer": True}
     checkpoint = bundles.trace(family, **arguments)[0]
-    runner = Runner.load(bundles(dict(QUICK)[family], family, **arguments), threads=1)
+    runner = Runner.load(bundles(QUICK[family], family, **arguments), threads=1)
     waves = [np.round(wave * 32768).clip(-32768, 32767).astype(np.int16) for wave in recordings(7)]
     settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 12}
     sources: list[Any] = []
