@@ -34,7 +34,7 @@ Version = Annotated[
 
 
 MISSING_LIBRARY = re.compile(r"((lib[\w+.-]*?)\.so\.?(\d*)[.\d]*): cannot open shared object file")
-"""What the system's loader says of a library, within the errors of numpy and of ONNX Runtime."""
+"""The message of the system's loader about a missing library, inside an error of numpy or ONNX Runtime."""
 
 
 def command_line(app: typer.Typer, name: str, hints: Mapping[str, str] | None = None) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tightbeam.deploy.console import say
+from tools.debian import SUITE, VERSION, wheel_options
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "arm64"
@@ -28,14 +29,9 @@ PROGRAMS = {
     "cmake": "cmake",
 }
 """Program -> its package in Debian."""
-SUITE = "bookworm"
-VERSION = "3.11"
-"""Of Debian's Python in that suite."""
 UNPACKED = "python3-minimal,libpython3-stdlib,libstdc++6,zlib1g"
 PACKAGES = ("av", "onnx")
 """Packages that the tests need beside the wheel."""
-GLIBC = (17, 24, 26, 27, 28, 31, 34, 35)
-"""Minor versions of glibc in the tags of wheels that the suite can run."""
 PROCESSOR = """processor\t: {number}
 BogoMIPS\t: 50.00
 Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
@@ -98,8 +94,7 @@ class Machine:
         shutil.rmtree(dist, ignore_errors=True)
         _checked(sys.executable, "-m", "tools.wheel", dist, "--arm64")
         (wheel,) = dist.glob("*.whl")
-        platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in GLIBC]
-        chosen = ["--only-binary=:all:", f"--python-version={VERSION}", "--platform=manylinux2014_aarch64", *platforms]
+        chosen = wheel_options("aarch64")
         install = [sys.executable, "-m", "pip", "install", "--quiet", f"--target={packages}", *chosen]
         _checked(*install, "-c", ROOT / "constraints.txt", wheel, *PACKAGES)
         (venv / "pyvenv.cfg").write_text(f"home = {root}/usr/bin\ninclude-system-site-packages = false\n")
@@ -131,7 +126,13 @@ def _digest_of_sources() -> str:
         check=True,
     ).stdout.split("\n")
     digest = hashlib.sha256(repr((SUITE, UNPACKED, PACKAGES)).encode())
-    for name in ["constraints.txt", "pyproject.toml", "tools/arm64.py", *sorted(filter(None, names))]:
+    for name in [
+        "constraints.txt",
+        "pyproject.toml",
+        "tools/arm64.py",
+        "tools/debian.py",
+        *sorted(filter(None, names)),
+    ]:
         path = ROOT / name
         if path.is_file():
             digest.update(name.encode() + b"\0" + path.read_bytes())

@@ -22,10 +22,9 @@ from typing import Annotated
 import typer
 
 from tightbeam.deploy.console import command_line, say
+from tightbeam.deploy.runtimes.process.environment import SERVER_MALLOC
+from tools.debian import SUITE, VERSION, wheel_options
 
-SUITE = "bookworm"
-VERSION = "3.11"
-"""Of Debian's Python in that suite."""
 PACKAGES = (f"python{VERSION}-minimal", f"libpython{VERSION}-stdlib", "libstdc++6", "ca-certificates")
 USER = 65532
 VENV = "/opt/tightbeam"
@@ -111,8 +110,7 @@ def make_root(image: Image, wheel: Path, root: Path) -> None:
     (root / VENV[1:] / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     for link in ("python", "python3"):
         (root / VENV[1:] / "bin" / link).symlink_to(f"/usr/bin/python{VERSION}")
-    platforms = [f"--platform=manylinux_2_{minor}_{os.uname().machine}" for minor in (17, 24, 26, 27, 28, 31, 34, 35)]
-    chosen = ["--only-binary=:all:", f"--python-version={VERSION}", *platforms]
+    chosen = wheel_options(os.uname().machine)
     site = root / SITE[1:]
     _run(sys.executable, "-m", "pip", "install", "--quiet", f"--target={site}", *chosen, f"{wheel}{image.extras}")
     if (backends := root / TRITON[1:] / "backends" / "python").is_dir():
@@ -123,11 +121,7 @@ def configuration(kind: str, image: Image) -> list[str]:
     """List the options of ``buildah config`` for an image."""
     variables = {"PATH": f"{VENV}/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "LANG": "C.UTF-8"}
     if kind == "triton":
-        variables |= {
-            "LD_LIBRARY_PATH": f"{SITE}/nvidia_pytriton.libs",
-            "MALLOC_ARENA_MAX": "2",
-            "MALLOC_MMAP_THRESHOLD_": "131072",
-        }
+        variables |= {"LD_LIBRARY_PATH": f"{SITE}/nvidia_pytriton.libs", **SERVER_MALLOC}
     options = [f"--user={USER}:{USER}", "--workingdir=/tmp", f"--entrypoint={json.dumps(image.command)}"]
     options += [f"--env={name}={value}" for name, value in variables.items()]
     if image.health:

@@ -16,7 +16,15 @@ from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
 from tightbeam.deploy.runtimes.process.cores import allowed_cores
 from tightbeam.plugins.library import ENVIRONMENT
 
-__all__ = ["check_names", "dtypes_of", "open_session", "reason_of", "register_library", "session_options"]
+__all__ = [
+    "check_names",
+    "dtypes_of",
+    "is_runtime_error",
+    "open_session",
+    "reason_of",
+    "register_library",
+    "session_options",
+]
 
 QUIET = 4
 """Log severity: fatal only, since every error is raised, as one line."""
@@ -91,6 +99,11 @@ def open_session(
     if known != {name: wanted[name] for name in known}:
         raise BundleError(f"{path} has inputs or outputs of other types than bundle.json says; export the model again")
     return session
+
+
+def is_runtime_error(error: Exception) -> bool:
+    """True for an exception of ONNX Runtime, whose classes have no common base."""
+    return "onnxruntime" in type(error).__module__
 
 
 def reason_of(error: Exception) -> str:

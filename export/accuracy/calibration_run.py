@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 from tightbeam.deploy.errors import RuntimeSetupError
-from tightbeam.deploy.runtimes._onnxruntime import reason_of, register_library, session_options
+from tightbeam.deploy.runtimes._onnxruntime import is_runtime_error, reason_of, register_library, session_options
 from tightbeam.deploy.runtimes.base import resolve, sizes_of, small_inputs
 from tightbeam.export.accuracy.compare import Prompts, Sources
 from tightbeam.export.accuracy.reference import Samples, TextSamples
@@ -166,8 +166,8 @@ def _written(graphs: ModelGraphs, beside: Path) -> Iterator[Path]:
         raise ExportError(str(error)) from error
     except OSError as error:
         raise ExportError(f"cannot write graphs to {beside} to measure them: {error.strerror}") from error
-    except Exception as error:  # ONNX Runtime raises classes of its own, without a common base
-        if "onnxruntime" not in type(error).__module__:
+    except Exception as error:
+        if not is_runtime_error(error):
             raise
         reason = reason_of(error)
         if reason.startswith("BeamTopK: logits["):

@@ -14,6 +14,8 @@ from onnx import helper
 from tokenizers import Tokenizer
 
 from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.runtimes._onnxruntime import is_runtime_error
 from tightbeam.export.accuracy.parity import is_exact, is_tie
 from tightbeam.export.accuracy.reference import SEED, Generation, Reference
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
@@ -57,7 +59,7 @@ def check_one_graph(path: Path, manifest: Manifest, reference: Reference) -> Non
 
 
 def check_text_graph(folder: Path, manifest: Manifest) -> None:
-    """Run the graph with a tokenizer on texts, and compare its texts with those of its tokens.
+    """Run the graph with a tokenizer, and compare the texts that it writes with the decoding of the tokens beside them.
 
     The tokenizer and the tokens are compared by themselves, by ``check_tokenizer`` and `check_one_graph`. For speech
     and images the graph is loaded, and does not run.
@@ -86,7 +88,7 @@ def _runs(graph: str, option: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if "onnxruntime" not in type(error).__module__:
+        if not is_runtime_error(error):
             raise
         reason = str(error).splitlines()[0]
         raise ExportError(
@@ -95,12 +97,18 @@ def _runs(graph: str, option: str) -> Iterator[None]:
         ) from error
 
 
+def _settings(session: ort.InferenceSession, options: GenerationOptions, samples: int) -> dict[str, Array]:
+    """The inputs of a graph besides its sources."""
+    settings = scalar_inputs(scalars_of(options))
+    if any(each.name == PROMPT_INPUT for each in session.get_inputs()):
+        settings[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (samples, 1))
+    return settings
+
+
 def _compare_texts(session: ort.InferenceSession, tokenizer: Tokenizer, manifest: Manifest) -> None:
     options, sources = options_of(manifest), list(SAMPLE_TEXTS[:2])
-    inputs = {"text": np.array(sources, object), **scalar_inputs(scalars_of(options))}
+    inputs = {"text": np.array(sources, object), **_settings(session, options, len(sources))}
     inputs["max_new_tokens"] = np.array(SHORT)
-    if any(each.name == PROMPT_INPUT for each in session.get_inputs()):
-        inputs[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (len(sources), 1))
     texts, sequences, lengths, _ = session.run(None, inputs)
     prompts = [len(tokenizer.encode(source).ids) for source in sources]
     given = max(prompts) if manifest.sizes.decoder_only else len(options.prompt)
@@ -123,10 +131,7 @@ def _compare(
     """Compare the sequences of one setting, which the graph makes of ``inputs``."""
     options = options_of(manifest, {name: value for name, value in made.settings.items() if name != "do_sample"})
     samples = len(next(iter(inputs.values())))
-    prompt = {}
-    if any(each.name == PROMPT_INPUT for each in session.get_inputs()):
-        prompt[PROMPT_INPUT] = np.tile(np.array(options.prompt, np.int64), (samples, 1))
-    sequences, lengths, scores = session.run(None, {**inputs, **prompt, **scalar_inputs(scalars_of(options))})
+    sequences, lengths, scores = session.run(None, {**inputs, **_settings(session, options, samples)})
     returned = len(sequences) // samples
     given = inputs["input_ids"].shape[1] if manifest.sizes.decoder_only else 0
     for index in range(samples):

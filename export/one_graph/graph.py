@@ -351,7 +351,7 @@ class _OneGraph:
         return onnx.helper.make_graph(renamed(nodes, names), "step", inputs, outputs, constants)
 
     def _banned_by_row(self) -> list[str]:
-        """The tensors of banned tokens [R, X] besides those of all rows."""
+        """The names of the tensors [R, X] of banned tokens that differ by row."""
         padded = ["banned_ngrams"] if self._prompted else []
         return [*padded, "banned_of_source"] if self.options.encoder_no_repeat_ngram_size else padded
 

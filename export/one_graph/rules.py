@@ -122,10 +122,9 @@ def source_ngrams(options: GenerationOptions) -> str:
     """Text of the n-grams of each row's source before the loop, from ``input_ids`` and ``attention_mask``: the tokens
     int64 [R, X, n - 1] with which each begins, and int64 [R, X] with which it ends, -1 if a part of it is padding."""
     size = options.encoder_no_repeat_ngram_size
-    return (
-        ""
-        if not size
-        else f"""
+    if not size:
+        return ""
+    return f"""
     source_size = Constant <value = int64 {{{size}}}> ()
     source_rest1 = Constant <value = int64[1] {{{size - 1}}}> ()
     source_size1 = Constant <value = int64[1] {{{size}}}> ()
@@ -159,16 +158,14 @@ def source_ngrams(options: GenerationOptions) -> str:
     source_begins = Reshape <allowzero = 1> (source_begin_beams, source_begin_flat)
     source_padding = Concat <axis = 0> (axis0, source_rest1, axis0, axis0)
 """
-    )
 
 
 def banned_of_source(options: GenerationOptions) -> str:
     """Text of ``banned_of_source`` int64 [R, X] from `source_ngrams` and ``history``."""
     size = options.encoder_no_repeat_ngram_size
-    return (
-        ""
-        if not size
-        else f"""
+    if not size:
+        return ""
+    return f"""
     source_no_id = Constant <value = int64 {{-1}}> ()
     source_padded = Pad (history, source_padding, source_no_id)
     source_tail_begin = Constant <value = int64[1] {{{1 - size if size > 1 else 2**31}}}> ()
@@ -182,7 +179,6 @@ def banned_of_source(options: GenerationOptions) -> str:
     source_again = Equal (source_differences, zero)
     banned_of_source = Where (source_again, source_lasts, no_token)
 """
-    )
 
 
 def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:

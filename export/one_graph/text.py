@@ -16,6 +16,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from tightbeam.deploy.bundle.manifest import Manifest, ModelSizes
+from tightbeam.deploy.runtimes._onnxruntime import is_runtime_error
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.one_graph.graph import OLDER_OPSET, options_of
 from tightbeam.export.one_graph.tokenizer import FIX, TEXT_DOMAIN, decoding_nodes, encoding_nodes
@@ -36,7 +37,7 @@ __all__ = [
 Sample = TypeVar("Sample")
 SOURCE = ("input_ids", "attention_mask")
 BROKEN = "\ufffd"
-"""The mark in place of bytes that are no character."""
+"""The replacement character, U+FFFD: a decoder writes it for bytes that do not form a character."""
 TOGETHER = 8
 """Texts of a batch of the comparison, so that most are padded."""
 
@@ -151,7 +152,7 @@ def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes,
     Raises
     ------
     ExportError
-        As `check_tokenizer`, or there is no tokenizer.
+        The checkpoint has no tokenizer, or `check_tokenizer` refuses it.
     """
     if tokenizer is None:
         raise ExportError("--with-tokenizer needs a tokenizer, which the checkpoint lacks; leave it out")
@@ -188,7 +189,7 @@ def check_tokenizer(tokenizer: Tokenizer, most: int | None, *, encodes: bool) ->
     try:
         _compare(tokenizer, most, encodes=encodes)
     except Exception as error:
-        if "onnxruntime" not in type(error).__module__ and not isinstance(error, UnicodeDecodeError):
+        if not is_runtime_error(error) and not isinstance(error, UnicodeDecodeError):
             raise
         raise ExportError(f"the tokenizer does not run in a graph: {first_line(error)}; {FIX}") from error
 

@@ -23,6 +23,7 @@ import numpy as np
 import onnx.helper
 from onnx import NodeProto, TensorProto
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tightbeam.export.errors import ExportError
 
@@ -82,7 +83,7 @@ class _Nodes:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a tokenizer does to the spaces of a segment, and how pieces are found."""
+    """The treatment of spaces in a segment, and the kind of pieces that it is cut into."""
 
     is_sentencepiece: bool
     charsmap: bytes | None = None
@@ -434,9 +435,7 @@ def _byte_decoder(steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """Bytes of the characters in names of tokens, by their code."""
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        return {byte: byte for byte in printable} | {256 + place: byte for place, byte in enumerate(others)}
+        return {ord(character): byte for byte, character in bytes_to_unicode().items()}
     if "Metaspace" in kinds or {"type": "Replace", "pattern": {"String": UNDERLINE}, "content": " "} in list(steps):
         return {ord(UNDERLINE): 32}
     raise _refused(f"its decoder {kinds[0] if kinds else None} has no operator")

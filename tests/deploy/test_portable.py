@@ -1,4 +1,4 @@
-"""What a bundle is written and run with does without the parts of Python that Windows lacks.
+"""Bundles are written and run without the parts of Python that Windows lacks.
 
 This is not Windows: paths, files that are open and processes behave as they do here.
 """

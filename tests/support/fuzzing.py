@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import HypothesisWarning
 
+from support.memory import clear_peak, memory_bytes
 from tightbeam.deploy.errors import BundleError, GenerationError, InputError
 
 __all__ = ["CORPUS", "HOSTILE", "bytes_like", "corpus", "fuzz", "json_like"]
@@ -36,7 +37,6 @@ They are generous, since a fuzzer that runs beside others has to find the hangs 
 """
 MOST_COPIED = 1 << 20
 """Characters that a mutation adds: longer documents take time for their length alone."""
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Edit = tuple[int, int, int, bytes]
 
 NUMBERS = (0, 1, -1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -143,8 +143,8 @@ def fuzz(
     def checked(example: Any) -> None:
         last.write_bytes(example if isinstance(example, bytes) else repr(example).encode(errors="backslashreplace"))
         faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
-        CLEAR.write_text("5")  # the peak is that of this example
-        before, begun = _memory("VmRSS"), time.thread_time()
+        clear_peak()
+        before, begun = memory_bytes("VmRSS"), time.thread_time()
         try:
             run(example)
             counts["accepted"] += 1
@@ -155,7 +155,7 @@ def fuzz(
         finally:
             faulthandler.cancel_dump_traceback_later()
         assert time.thread_time() - begun < MOST_SECONDS
-        assert _memory("VmHWM") < before + MOST_BYTES
+        assert memory_bytes("VmHWM") < before + MOST_BYTES
 
     once = hypothesis.given(examples)(checked)
     once = hypothesis.settings(
@@ -179,12 +179,6 @@ def fuzz(
         tried = f"{counts['accepted']:,} examples accepted, {counts['refused']:,} refused"
         print(f"\n{name}: {tried}, {time.process_time() - start:.0f} s of processor time", flush=True)
     last.unlink()
-
-
-def _memory(kind: str) -> int:
-    """Bytes of this process in memory, or the most since the peak was cleared."""
-    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{kind}:"))
-    return int(line.split()[1]) << 10
 
 
 def _address_space() -> int:

@@ -1,4 +1,4 @@
-"""What hinders a release, and the checksums of its files."""
+"""The checks before a release, and the checksums of its files."""
 
 from __future__ import annotations
 

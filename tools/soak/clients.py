@@ -16,14 +16,13 @@ from typing import Any
 import aiohttp
 
 from tools.soak.models import DEADLINE_S
-from tools.soak.requests import Ask, hostile_request, long_stream
+from tools.soak.requests import UNREAD, Ask, hostile_request, long_stream
 
 __all__ = ["Clients", "Tally"]
 
 LOST_S = DEADLINE_S + 60
 """A request without an answer or an error after this time is lost: the model's deadline, and a minute for a restart."""
 DEFECT = re.compile(r"defect of Tightbeam|Traceback|generation failed")
-UNREAD = "unread"
 KINDS = {"good": 60, "hostile": 25, "cancelled": 6, "slow": 4, UNREAD: 3, "half": 2}
 """What clients do, and how often."""
 
@@ -121,12 +120,7 @@ class Clients:
             await self._go.wait()
             if self._stopped:
                 return
-            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-            ask = hostile_request(rng) if kind == "hostile" else rng.choice(self._good)
-            if kind == UNREAD:
-                ask = long_stream(rng)
-            if (ask_first := next(self._first, None)) is not None:
-                kind, ask = ask_first.kind, ask_first
+            kind, ask = self._choice(rng)
             starts = self._starts()
             self._open += 1
             self._tally.counts["sent"] += 1
@@ -150,6 +144,15 @@ class Clients:
                     self._tally.add("lost", ask, f"{type(error).__name__}: {error}")
             finally:
                 self._open -= 1
+
+    def _choice(self, rng: random.Random) -> tuple[str, Ask]:
+        """Choose what a client does next, and with which request."""
+        if (first := next(self._first, None)) is not None:
+            return first.kind, first
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        if kind == UNREAD:
+            return kind, long_stream(rng)
+        return kind, hostile_request(rng) if kind == "hostile" else rng.choice(self._good)
 
     async def _send(self, session: aiohttp.ClientSession, ask: Ask, slow: random.Random | None) -> None:
         """Send a request, its body in pieces with pauses if it is ``slow``, and judge the answer."""

@@ -21,9 +21,11 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.generation.fields import FIELDS
 from tools.soak.models import DEMO, EXPORTED, LIVE, SOURCES, TROCR, WHISPER
 
-__all__ = ["Ask", "each_hostile_request", "good_requests", "hostile_request", "long_stream"]
+__all__ = ["UNREAD", "Ask", "each_hostile_request", "good_requests", "hostile_request", "long_stream"]
 
 OUTPUTS = ("OUTPUT_IDS", "OUTPUT_LENGTHS")
+UNREAD = "unread"
+"""The kind of a stream that its client does not read."""
 TEXT_SETTINGS: tuple[dict[str, Any], ...] = (
     {"num_beams": 1},
     {"num_beams": 4},
@@ -105,7 +107,7 @@ def good_requests(bundles: dict[str, Path]) -> list[Ask]:
 def long_stream(rng: random.Random) -> Ask:
     """A streaming request with a large answer, for clients that do not read."""
     texts = (EXPORTED / "examples.txt").read_text().splitlines()
-    return _ask("unread", LIVE, rng.choices(texts, k=16), num_beams=1, min_new_tokens=40, return_alternatives=200)
+    return _ask(UNREAD, LIVE, rng.choices(texts, k=16), num_beams=1, min_new_tokens=40, return_alternatives=200)
 
 
 def hostile_request(rng: random.Random) -> Ask:

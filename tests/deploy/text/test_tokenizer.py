@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import SENTENCES, CheckpointCache
+from support.memory import clear_peak, memory_bytes
 from support.serving.triton_requests import ids_request, text_request
 from support.serving.triton_requests import run as run_requests
 from tightbeam.deploy import BundleError, InputError, Runner
@@ -72,16 +73,10 @@ def test_truncation_takes_no_memory_for_ids_that_do_not_exist(bundle: Path, tmp_
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(described))
     codec = _TokenizersCodec(str(path))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of this call
-    before = peak_bytes()
+    clear_peak()
+    before = memory_bytes("VmHWM")
     codec.truncate(LONG, 8)
-    assert peak_bytes() - before < 2**25  # a list of 32-bit ids has 2**28
-
-
-def peak_bytes() -> int:
-    """The most memory of this process since the peak was cleared."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) << 10
+    assert memory_bytes("VmHWM") - before < 2**25  # a list of 32-bit ids has 2**28
 
 
 def test_truncation_and_padding_in_tokenizer_json_are_ignored(bundle: Path, tmp_path: Path) -> None:

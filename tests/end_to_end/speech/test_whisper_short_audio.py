@@ -23,7 +23,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.options import ExportOptions
 
 WINDOW_S = 4
-"""Of the runner, so that a window has several seconds."""
+"""The seconds of a window of the runners here, several so that there are shorter recordings."""
 ARGUMENTS: dict[str, Any] = {"generation": WHISPER_GENERATION, "short_audio": True}
 
 
