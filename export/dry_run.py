@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from tightbeam.deploy.runtimes.process.memory import BY_LAYER, ProcessMemory, buffer_bytes
 from tightbeam.export.auto.ranking import rank, ranking_table, refusals_by_sizes
 from tightbeam.export.checkpoint.config import CONFIG_FILE, GENERATION_FILE
-from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_global_tokens, with_short_audio
+from tightbeam.export.checkpoint.files import CheckpointFiles, read_files, with_encoding
 from tightbeam.export.checkpoint.gguf_file import checkpoint_of
 from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.options import ExportOptions
@@ -46,8 +46,9 @@ def dry_run(model: str | os.PathLike[str], options: ExportOptions, show: Callabl
         Kinds of cache do not go together.
     """
     with checkpoint_of(model) as checkpoint:
-        files = with_global_tokens(read_files(checkpoint, (CONFIG_FILE, GENERATION_FILE)), options.global_tokens)
-        _show(with_short_audio(files, options.short_audio), options, show)
+        files = read_files(checkpoint, (CONFIG_FILE, GENERATION_FILE))
+        files = with_encoding(files, global_tokens=options.global_tokens, short_audio=options.short_audio)
+        _show(files, options, show)
 
 
 def _show(files: CheckpointFiles, options: ExportOptions, show: Callable[[RenderableType], None]) -> None:

@@ -69,7 +69,7 @@ from tightbeam.export.machine_checks import weight_itemsize
 from tightbeam.export.one_graph.check import check_one_graph, check_text_graph
 from tightbeam.export.one_graph.rules import options_in_graph
 from tightbeam.export.one_graph.text import check_checkpoint_tokenizer
-from tightbeam.export.one_graph.write import write_features_graph, write_one_graph, write_text_graph
+from tightbeam.export.one_graph.write import write_graphs
 from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
@@ -528,9 +528,7 @@ def _write(export: _Export) -> Bundle:
         del export.checkpoint, export.results
         error, float32 = _measure_precision(export, folder, manifest)
         if options.one_graph:
-            manifest = write_features_graph(folder, write_one_graph(folder, manifest))
-        if options.with_tokenizer:
-            manifest = write_text_graph(folder, manifest)
+            manifest = write_graphs(folder, manifest, with_tokenizer=options.with_tokenizer)
         if export.reference is None:
             return manifest
         export.on_step(COMPARING)

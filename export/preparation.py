@@ -17,8 +17,7 @@ from tightbeam.export.checkpoint.files import (
     CheckpointFiles,
     check_whole,
     read_files,
-    with_global_tokens,
-    with_short_audio,
+    with_encoding,
 )
 from tightbeam.export.checkpoint.recordings import find_recordings
 from tightbeam.export.checkpoint.resolve import checkpoint_name
@@ -92,7 +91,7 @@ def prepare(
     template = read_chat_template(options.chat_template) if options.chat_template is not None else None
     target = Path(output or f"{checkpoint_name(model)}-{choice.name}{suffix}")
     check_target(target, force=options.force)
-    files = with_short_audio(with_global_tokens(read_files(model), options.global_tokens), options.short_audio)
+    files = with_encoding(read_files(model), global_tokens=options.global_tokens, short_audio=options.short_audio)
     check_model(options, choice, files.sizes)
     calibration = _calibration(files, options.calibration) if options.calibration is not None else None
     run = run_size(files, options)

@@ -34,7 +34,7 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.families.base import Family
 from tightbeam.graph_passes import Sizes
 
-__all__ = ["CheckpointFiles", "check_whole", "read_files", "with_global_tokens", "with_short_audio"]
+__all__ = ["CheckpointFiles", "check_whole", "read_files", "with_encoding"]
 
 
 @dataclass(frozen=True)
@@ -100,40 +100,40 @@ def read_files(name_or_path: str | os.PathLike[str], patterns: Sequence[str] = D
     )
 
 
-def with_global_tokens(files: CheckpointFiles, count: int) -> CheckpointFiles:
-    """The files of a checkpoint whose family gives the first ``count`` tokens of a source global attention.
+def with_encoding(files: CheckpointFiles, *, global_tokens: int = 0, short_audio: bool = False) -> CheckpointFiles:
+    """The files of a checkpoint whose family encodes sources as two options ask.
+
+    Parameters
+    ----------
+    files
+        The files.
+    global_tokens
+        The number of tokens at the beginning of a source that have global attention.
+    short_audio
+        True if a recording is encoded without the silence behind it.
 
     Raises
     ------
     ExportError
-        The family has no weights for global attention, or no source is as long.
+        The family has no weights for global attention, no source is as long, or the family has no windows that are
+        filled with silence.
     """
-    if count and not files.family.takes_global_tokens:
+    family = files.family
+    if global_tokens and not family.takes_global_tokens:
         raise ExportError(
-            f"global_tokens={count} is for LED, whose encoder has weights for global attention; "
-            f"{files.family.model_type} has none, leave it out"
+            f"global_tokens={global_tokens} is for LED, whose encoder has weights for global attention; "
+            f"{family.model_type} has none, leave it out"
         )
-    if count > files.sizes.max_source:
+    if global_tokens > files.sizes.max_source:
         raise ExportError(
-            f"global_tokens={count} exceeds the model's {files.sizes.max_source} source positions; pass fewer"
+            f"global_tokens={global_tokens} exceeds the model's {files.sizes.max_source} source positions; pass fewer"
         )
-    return replace(files, family=replace(files.family, global_tokens=count))
-
-
-def with_short_audio(files: CheckpointFiles, short: bool) -> CheckpointFiles:
-    """The files of a checkpoint whose family, if ``short``, encodes a recording without the silence behind it.
-
-    Raises
-    ------
-    ExportError
-        The family has no windows that are filled with silence.
-    """
-    if short and not files.family.takes_short_audio:
+    if short_audio and not family.takes_short_audio:
         raise ExportError(
-            f"short_audio is for Whisper, whose windows are filled with silence; {files.family.model_type} has none, "
+            f"short_audio is for Whisper, whose windows are filled with silence; {family.model_type} has none, "
             "leave it out"
         )
-    return replace(files, family=replace(files.family, short_audio=short))
+    return replace(files, family=replace(family, global_tokens=global_tokens, short_audio=short_audio))
 
 
 def check_whole(files: CheckpointFiles) -> None:

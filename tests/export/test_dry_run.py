@@ -27,7 +27,7 @@ from tightbeam.export import ExportError
 from tightbeam.export.auto.ranking import rank, refusals_by_graphs, refusals_by_sizes
 from tightbeam.export.auto.workload import Workload
 from tightbeam.export.checkpoint.declared import declared_config
-from tightbeam.export.checkpoint.files import read_files, with_global_tokens
+from tightbeam.export.checkpoint.files import read_files, with_encoding
 from tightbeam.export.command import main
 from tightbeam.export.dry_run import dry_run
 from tightbeam.export.families.base import Family
@@ -88,7 +88,7 @@ def test_weights_of_global_attention_are_counted(bundles: BundleCache, tmp_path:
     """With tokens that have global attention the encoder has more products; the model's weights are the same."""
     checkpoint, canonical = bundles.trace("led", global_tokens=1)
     without = read_files(config_only(checkpoint.path, tmp_path / "led"))
-    files = with_global_tokens(without, 1)
+    files = with_encoding(without, global_tokens=1)
     weights = files.family.weights(files.declared)
     assert weights.products == count_weights(canonical)
     assert weights.products.encoder > without.family.weights(without.declared).products.encoder

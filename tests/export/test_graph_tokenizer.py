@@ -26,7 +26,7 @@ from tightbeam.export.one_graph.check import check_text_graph, scalar_inputs
 from tightbeam.export.one_graph.graph import options_of, scalars_of
 from tightbeam.export.one_graph.text import BROKEN, check_tokenizer, session_with_text
 from tightbeam.export.one_graph.tokenizer_texts import SCRIPTS
-from tightbeam.export.one_graph.write import bundle_tokenizer, write_features_graph, write_one_graph, write_text_graph
+from tightbeam.export.one_graph.write import bundle_tokenizer, write_graphs
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 CORPUS = [*SENTENCES, *SCRIPTS]
@@ -129,7 +129,7 @@ def test_the_option_needs_the_graph(tmp_path: Path) -> None:
 @needs_extensions
 def test_texts_in_texts_out(tmp_path: Path) -> None:
     path = demo_bundle(tmp_path / "demo", "el")
-    manifest = write_text_graph(path, write_one_graph(path, Bundle.load(path).manifest))
+    manifest = write_graphs(path, Bundle.load(path).manifest, with_tokenizer=True)
     assert manifest.text_graph is not None
     check_text_graph(path, manifest)
     model = onnx.load(path / manifest.text_graph.file, load_external_data=False)
@@ -149,7 +149,7 @@ def test_audio_in_text_out(bundles: BundleCache, tmp_path: Path) -> None:
     runner = Runner.load(path, threads=1)
     words = whisper_tokenizer()
     manifest = runner.manifest.model_copy(update={"tokenizer": write_tokenizer(words, path)})
-    manifest = write_text_graph(path, write_features_graph(path, write_one_graph(path, manifest)))
+    manifest = write_graphs(path, manifest, with_tokenizer=True)
     check_text_graph(path, manifest)
     options = options_of(manifest)
     audio = np.random.default_rng(0).standard_normal((2, 9000)).astype(np.float32) / 10

@@ -24,7 +24,7 @@ from tightbeam.deploy.text.tokenizer import load_codec
 from tightbeam.export import export_model
 from tightbeam.export.one_graph.check import scalar_inputs
 from tightbeam.export.one_graph.graph import options_of, scalars_of
-from tightbeam.export.one_graph.write import write_one_graph
+from tightbeam.export.one_graph.write import write_graphs
 from tightbeam.plugins.library import cpu_library
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,7 +61,7 @@ def with_packages(example: str) -> Path:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's bundle with its one graph."""
     path = demo_bundle(tmp_path_factory.mktemp("examples") / "demo", "el")
-    write_one_graph(path, Bundle.load(path).manifest)
+    write_graphs(path, Bundle.load(path).manifest)
     return path
 
 

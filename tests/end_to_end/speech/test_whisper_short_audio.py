@@ -17,7 +17,7 @@ from support.inputs import run_windows
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import InputError
-from tightbeam.export.checkpoint.files import read_files, with_short_audio
+from tightbeam.export.checkpoint.files import read_files, with_encoding
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
 from tightbeam.export.options import ExportOptions
@@ -91,7 +91,7 @@ def test_bundle_says_that_it_is_inexact(bundles: BundleCache) -> None:
 
 def test_other_models_and_one_graph_refuse_it(bundles: BundleCache) -> None:
     with pytest.raises(ExportError, match="short_audio is for Whisper"):
-        with_short_audio(read_files(bundles.checkpoints("bart")), True)
+        with_encoding(read_files(bundles.checkpoints("bart")), short_audio=True)
     with pytest.raises(ExportError, match="short_audio does not go with one_graph"):
         ExportOptions(short_audio=True, one_graph=True)
 

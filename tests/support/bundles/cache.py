@@ -14,7 +14,7 @@ from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.export.checkpoint.alignment import alignment_of
-from tightbeam.export.checkpoint.files import read_files, with_global_tokens, with_short_audio
+from tightbeam.export.checkpoint.files import read_files, with_encoding
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import (
@@ -45,7 +45,7 @@ class BundleCache:
         key = json.dumps([family, global_tokens, short_audio, arguments], sort_keys=True)
         if key not in self.traced:
             files = read_files(self.checkpoints(family, **arguments))
-            checkpoint = load_files(with_short_audio(with_global_tokens(files, global_tokens), short_audio))
+            checkpoint = load_files(with_encoding(files, global_tokens=global_tokens, short_audio=short_audio))
             self.traced[key] = (checkpoint, traced(checkpoint))
             if alignment := alignment_of(checkpoint):
                 self.traced[key][1].alignment_heads = alignment.heads
