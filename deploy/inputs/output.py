@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import FinishReason, Scored, SearchResult
@@ -37,8 +39,6 @@ BEGUN = re.compile(r"<(\|(\d+(\.(\d+\|?)?)?)?)?\Z")
 
 TokenScores: TypeAlias = list[float | None]
 """A score for each token of a sequence; None for a token that was not generated."""
-TokenAlternatives: TypeAlias = list[list[tuple[int, float]] | None]
-"""For each token of a sequence the best tokens and their scores, best first; None if it was not generated."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,11 @@ def _of_tokens(
         rows = zip(scored.tokens.tolist(), lengths, strict=True)
         token_scores = [[*head, *own[: length - given]] for own, length in rows]
     if scored.alternatives is not None:
-        alternatives = []
-        for tokens, values, length in zip(
-            scored.alternatives.tokens.tolist(), scored.alternatives.scores.tolist(), lengths, strict=True
-        ):
-            places = zip(tokens[: length - given], values[: length - given], strict=True)
-            best = [[pair for pair in zip(*place, strict=True) if pair[0] >= 0] for place in places]
-            alternatives.append([*head, *best])
+        best = zip(scored.alternatives.tokens, scored.alternatives.scores, lengths, strict=True)
+        alternatives = [
+            TokenAlternatives.behind(given, tokens[: length - given], values[: length - given])
+            for tokens, values, length in best
+        ]
     return token_scores, alternatives
 
 
@@ -239,8 +237,8 @@ def join(windows: Sequence[Output]) -> Output:
         scores=windows[0].scores if len(windows) == 1 else None,
         texts=[join_texts(texts)] if texts else None,
         new_tokens=sum(window.new_tokens for window in windows),
-        token_scores=_joined([window.token_scores for window in windows]),
-        alternatives=_joined([window.alternatives for window in windows]),
+        token_scores=_joined([window.token_scores for window in windows], lambda parts: list(chain(*parts))),
+        alternatives=_joined([window.alternatives for window in windows], TokenAlternatives.join),
         language=windows[0].language,
         language_probability=windows[0].language_probability,
         finish_reasons=windows[-1].finish_reasons and windows[-1].finish_reasons[:1],
@@ -248,8 +246,8 @@ def join(windows: Sequence[Output]) -> Output:
     )
 
 
-def _joined(windows: Sequence[list[list[Each]] | None]) -> list[list[Each]] | None:
-    """Join the scores or alternatives of the windows' best sequences in one list."""
+def _joined(windows: Sequence[list[Each] | None], join: Callable[[list[Each]], Each]) -> list[Each] | None:
+    """Join the scores or alternatives of the windows' best sequences in one."""
     if any(window is None for window in windows):
         return None
-    return [[each for window in windows if window for each in window[0]]]
+    return [join([window[0] for window in windows if window])]

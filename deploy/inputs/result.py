@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightbeam.deploy.inputs.newlines import Newlines, spaced
-from tightbeam.deploy.inputs.output import Output, TextSegment, TokenAlternatives, TokenScores
+from tightbeam.deploy.inputs.output import Output, TextSegment, TokenScores
+from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
 from tightbeam.deploy.search import FinishReason
 from tightbeam.deploy.text.truncation import Side
 
@@ -106,7 +107,8 @@ class InputResult:
         record["tokens"] = self.sequences[0]
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
-        for name, each in (("token_scores", _finite_all(self.token_scores)), ("alternatives", self.alternatives)):
+        alternatives = None if self.alternatives is None else list(map(list, self.alternatives))
+        for name, each in (("token_scores", _finite_all(self.token_scores)), ("alternatives", alternatives)):
             if each is not None:
                 record[name] = each[0]
                 if len(each) > 1:

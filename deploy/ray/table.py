@@ -90,7 +90,9 @@ def _of_tokens(
         each.append(("token_scores", arrow.float32(), [result.token_scores for result in results]))
     if scoring is not None and scoring.alternatives:
         pair = arrow.struct([("token", arrow.int64()), ("score", arrow.float32())])
-        each.append(("alternatives", arrow.list_(pair), [result.alternatives for result in results]))
+        found = [result.alternatives for result in results]
+        pairs = [None if own is None else [list(each) for each in own] for own in found]
+        each.append(("alternatives", arrow.list_(pair), pairs))
     for name, kind, values in each:
         columns[name] = arrow.list_(kind), [_first(value) for value in values]
         if several:

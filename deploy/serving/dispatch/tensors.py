@@ -115,13 +115,13 @@ def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, A
                 found[TOKEN_SCORES][place, index, : len(own)] = [score or 0 for score in own]
     if outputs[0].alternatives is not None:
         each = [output.alternatives or [] for output in outputs]
-        n = max(len(pairs or []) for rows in each for row in rows for pairs in row)
+        n = max(best.most for rows in each for best in rows)
         found[ALTERNATIVE_IDS] = np.full((*shape, n), -1, np.int64)
         found[ALTERNATIVE_SCORES] = np.zeros((*shape, n), np.float32)
         for place, rows in enumerate(each):
-            for index, row in enumerate(rows):
-                for t, pairs in enumerate(row):
-                    for rank, (token, score) in enumerate(pairs or []):
-                        found[ALTERNATIVE_IDS][place, index, t, rank] = token
-                        found[ALTERNATIVE_SCORES][place, index, t, rank] = score
+            for index, best in enumerate(rows):
+                tokens, values = best.tokens[:, :n], best.scores[:, :n]
+                at = place, index, slice(len(best)), slice(tokens.shape[1])
+                found[ALTERNATIVE_IDS][at] = tokens
+                found[ALTERNATIVE_SCORES][at] = np.where(tokens >= 0, values, 0)
     return found

@@ -10,10 +10,12 @@ import pytest
 
 from support.serving.fake_triton import FakeRequest, FakeTriton, broadcast
 from tightbeam.deploy.inputs.output import Output, TextSegment
+from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
 from tightbeam.deploy.serving.backend.responses import TritonResponder
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Refused, Row, Token
 
+NONE = -np.inf
 IDS = np.array([[5, 6, 2], [7, 8, 2]])
 
 
@@ -65,9 +67,13 @@ def test_tensors_of_token_scores_and_alternatives() -> None:
     arrays = tensors_of(outputs, 1)
     assert arrays["TOKEN_SCORES"].tolist() == [[[0, -0.5, -1.5], [0, -0.25, 0]], [[0, -2, 0], [0, -3, 0]]]
     assert "ALTERNATIVE_IDS" not in arrays
-    best: list[Any] = [None, [(5, -0.5), (6, -1.5)], [(6, -0.75)]]
+    best = TokenAlternatives.behind(
+        1, np.array([[5, 6, -1], [6, -1, -1]]), np.array([[-0.5, -1.5, NONE], [-0.75, NONE, NONE]])
+    )
+    none = TokenAlternatives.behind(1, np.zeros((0, 3), np.int64), np.zeros((0, 3), np.float32))
+    assert list(best) == [None, [(5, -0.5), (6, -1.5)], [(6, -0.75)]] and list(none) == [None]
     arrays = tensors_of(
-        [Output([[2, 5, 6]], None, None, 0, None, [best]), Output([[2]], None, None, 0, None, [[None]])], 1
+        [Output([[2, 5, 6]], None, None, 0, None, [best]), Output([[2]], None, None, 0, None, [none])], 1
     )
     assert arrays["ALTERNATIVE_IDS"].tolist() == [[[[-1, -1], [5, 6], [6, -1]]], [[[-1, -1]] * 3]]
     assert arrays["ALTERNATIVE_SCORES"].tolist() == [[[[0, 0], [-0.5, -1.5], [-0.75, 0]]], [[[0, 0]] * 3]]
