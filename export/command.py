@@ -27,7 +27,7 @@ HINTS = {
     ),
     "--device": "an export runs on the CPU; run-model --device chooses where the bundle runs",
     "--task": "the kind of model follows from config.json; a task of Whisper is an option of run-model",
-    "--opset": "the graphs are of opset 23; leave it out",
+    "--opset": "the graphs are of opset 24; leave it out",
     "--trust-remote-code": "no code of a checkpoint is run; leave it out",
     "--revision": "pass the folder of a checkpoint that you downloaded in that revision",
 }
