@@ -102,6 +102,8 @@ def test_settings_page_has_every_setting() -> None:
     assert set(first_column(rest.partition("### ")[0])) == fields.SAMPLING.keys()
     translators = section(page("settings"), "### Translators of many languages")
     assert set(first_column(translators)) == fields.TRANSLATION_ONLY
+    spoken = section(page("settings"), "### Canary and Cohere ASR")
+    assert set(first_column(spoken)) == fields.SPOKEN_ONLY | {"language", "target_language"}
     assert set(first_column(section(page("settings"), "### Whisper"))) == fields.SPEECH_ONLY | {"temperature"}
     for name in fields.fields_of(fields.ModelKind.TEXT).keys() - fields.fields_of(fields.ModelKind.WHISPER).keys():
         assert f"`{name}`" in section(page("settings"), "### Whisper")

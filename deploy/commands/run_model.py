@@ -369,7 +369,7 @@ def run_model(
         str | None,
         typer.Option(
             help="Language spoken in the audio, by its code (en) or name (english); by default Whisper finds it. "
-            "show-bundle lists the languages that a model knows. Whisper and Cohere ASR only."
+            "show-bundle lists the languages that a model knows. Whisper, Canary and Cohere ASR only."
         ),
     ] = None,
     task: Annotated[
@@ -380,7 +380,19 @@ def run_model(
         typer.Option(help="Language of the texts, as the tokenizer names it (deu_Latn, de_DE, de), or auto."),
     ] = None,
     target_language: Annotated[
-        str | None, typer.Option(help="Language to translate into, as the tokenizer names it.")
+        str | None,
+        typer.Option(
+            help="Language to translate into, as the tokenizer names it; Canary's text is in it rather than in that "
+            "of --language."
+        ),
+    ] = None,
+    punctuation: Annotated[
+        bool | None,
+        typer.Option(
+            "--punctuation/--no-punctuation",
+            help="Text with punctuation and capitals, the default beside --language, or without; Canary and Cohere "
+            "ASR only.",
+        ),
     ] = None,
     return_timestamps: Annotated[
         bool | None,

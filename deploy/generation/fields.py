@@ -46,6 +46,7 @@ __all__ = [
     "LIMITS",
     "SAMPLING",
     "SPEECH_ONLY",
+    "SPOKEN_ONLY",
     "SUPPORTED",
     "TIMES",
     "TRANSLATION_ONLY",
@@ -77,10 +78,11 @@ class ModelKind(StrEnum):
 
     TEXT = "models of texts, of images and of whole recordings"
     TRANSLATOR = "translators whose tokenizer has tokens of languages"
+    SPOKEN = "Canary and Cohere ASR"
     WHISPER = "Whisper"
 
 
-TEXT, TRANSLATOR, WHISPER = (frozenset({kind}) for kind in ModelKind)
+TEXT, TRANSLATOR, SPOKEN, WHISPER = (frozenset({kind}) for kind in ModelKind)
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,8 @@ FIELDS: tuple[Field, ...] = (
     # Translators of many languages
     Field("source_language", Anything(), None, TRANSLATOR),
     Field("target_language", Anything(), None, TRANSLATOR),
+    # Speech models whose output begins with languages, which have `language` and may have `target_language` too
+    Field("punctuation", Flag(), None, SPOKEN),
     # Whisper
     Field("language", Anything(), None, WHISPER),
     Field("task", Anything(), None, WHISPER),
@@ -305,5 +309,7 @@ SUPPORTED = frozenset(fields_of(ModelKind.TEXT)) - SAMPLING.keys()
 """Settings that are supported with or without sampling."""
 SPEECH_ONLY = _names(WHISPER) - SAMPLING.keys()
 """Settings of Whisper only."""
+SPOKEN_ONLY = _names(SPOKEN)
+"""Settings of Canary and Cohere ASR only."""
 TRANSLATION_ONLY = _names(TRANSLATOR)
 """Settings of translators of many languages only."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from tightbeam.deploy.generation.spoken_language import PROMPTS, spoken_language
 from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
@@ -176,10 +177,13 @@ def output_of(model: Model, found: SearchResult, sample: Sample) -> Output:
     )
 
 
-def language_of(model: Model, prompt: Iterable[int | None]) -> str | None:
+def language_of(model: Model, prompt: Sequence[int | None]) -> str | None:
     """Return the code of the language that a decoder prompt names; None for a model of one language."""
+    generation = model.manifest.generation
+    if PROMPTS in generation:
+        return spoken_language(generation, prompt)
     tokens = set(prompt)
-    table: Mapping[str, int] = model.manifest.generation.get("lang_to_id") or {}
+    table: Mapping[str, int] = generation.get("lang_to_id") or {}
     return next((name.strip("<|>") for name, token in table.items() if token in tokens), None)
 
 

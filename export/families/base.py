@@ -50,6 +50,8 @@ class Family:
     """regular expression of the tokens that name languages; its group that matched is the name"""
     language_prompt: tuple[str, ...] = ()
     """tokens that begin the output of a speech model, in which ``{}`` is the language's code"""
+    target_at: int | None = None
+    """the place among them of the language of the text, if that may be another than the one spoken"""
     language_begins: bool = False
     """the token of the target language begins the output, rather than being forced"""
     unread_weights: str | None = None

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.spoken_language import PROMPTS
 from tightbeam.deploy.serving.protocol.parameters import (
     DEADLINE,
     ENGINE,
@@ -279,7 +280,7 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
     if speech:
         put_output(SEGMENTS, "TYPE_STRING", 1)
-    if manifest.generation.get("lang_to_id"):
+    if manifest.generation.get("lang_to_id") or manifest.generation.get(PROMPTS):
         put_output(LANGUAGE, "TYPE_STRING", 1)
         put_output(LANGUAGE_PROBABILITY, "TYPE_FP32", 1)
     if manifest.image is not None:

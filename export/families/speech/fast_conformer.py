@@ -165,16 +165,25 @@ def _subsampling(encoder: Any) -> tuple[Convolution, ...]:
     return ((kernel, stride, (kernel - 1) // 2),) * int(math.log2(encoder.subsampling_factor))
 
 
+PROMPT = (
+    *("<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|{}|>", "<|{}|>"),
+    *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
+)
+"""Tokens of language, punctuation and what else an output may have, as transformers' processors give them."""
+
+
+def _codes(codes: str) -> str:
+    """The regular expression of the tokens of these languages; a vocabulary has more than the model has learned."""
+    return rf"<\|({'|'.join(codes.split())})\|>"
+
+
 COHERE_ASR = FastConformer(
     model_type="cohere_asr",
     architecture="CohereAsrForConditionalGeneration",
     feature_config="preprocessor_config.json",
     whole_recordings=True,
-    languages=r"<\|([a-z]{2})\|>",
-    language_prompt=(
-        *("▁", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|{}|>", "<|{}|>"),
-        *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
-    ),
+    languages=_codes("ar de el en es fr it ja ko nl pl pt vi zh"),
+    language_prompt=("▁", *PROMPT),
     aliases={"cohere-transcribe-03-2026": "CohereLabs/cohere-transcribe-03-2026"},
 )
 CANARY = FastConformer(
@@ -183,5 +192,8 @@ CANARY = FastConformer(
     feature_config="preprocessor_config.json",
     whole_recordings=True,
     own_decoder=True,
+    languages=_codes("bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk"),
+    language_prompt=PROMPT,
+    target_at=PROMPT.index("<|{}|>") + 1,
     aliases={"canary-1b-v2": "nvidia/canary-1b-v2"},
 )

@@ -146,6 +146,7 @@ def test_every_option_is_in_the_table() -> None:
         "do_sample",
         "trie",
         "num_beam_groups",
+        "punctuation",
         "diversity_penalty",
         "source_language",
         "target_language",

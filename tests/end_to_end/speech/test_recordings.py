@@ -32,10 +32,11 @@ from tightbeam.deploy.inputs.open_input import PartedInput
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser
 from tightbeam.export import export_model
+from tightbeam.export.checkpoint.languages import language_settings
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.quiet import quiet_transformers
 from tightbeam.export.errors import ExportError
-from tightbeam.export.families.speech.fast_conformer import COHERE_ASR
+from tightbeam.export.families.speech.fast_conformer import CANARY, COHERE_ASR
 from tightbeam.export.tensorrt.build import build_engine
 from tightbeam.export.tensorrt.options import EngineOptions
 from tightbeam.graph_passes import PRESETS
@@ -468,32 +469,109 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)
 
 
+def _add_tokens(folder: Path, names: list[str]) -> Any:
+    """Give a checkpoint's tokenizer special tokens in the place of its last ones, and return it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    names = list(dict.fromkeys(names))
+    first = len(tokenizer) - len(set(names) - {"▁"})
+    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < first}
+    description = json.loads((folder / "tokenizer.json").read_text())
+    added = {name: first + place for place, name in enumerate(name for name in names if name not in vocabulary)}
+    description["model"]["vocab"] = {**vocabulary, **added}
+    kept = [pair for pair in description["model"]["merges"] if {*pair, "".join(pair)} <= vocabulary.keys()]
+    description["model"]["merges"] = kept
+    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    description["added_tokens"] += [
+        {"id": number, "content": name, **how} for name, number in added.items() if name != "▁"
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps({**description, "post_processor": None}))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 def test_the_language_of_cohere_asr_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """The tokens are those of transformers' processor."""
     folder = checkpoints.copy(tmp_path / "cohere", "cohere_asr", tokenizer=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     names = [token.format("de") for token in COHERE_ASR.language_prompt]
-    first = len(tokenizer) - len(set(names) - {"▁"}) - 1
-    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < first}
-    description = json.loads((folder / "tokenizer.json").read_text())
-    added = [name for name in dict.fromkeys([*names, "<|ja|>"]) if name not in vocabulary]
-    description["model"]["vocab"] = {**vocabulary, **{name: first + place for place, name in enumerate(added)}}
-    kept = [pair for pair in description["model"]["merges"] if {*pair, "".join(pair)} <= vocabulary.keys()]
-    description["model"]["merges"] = kept
-    (folder / "tokenizer.json").write_text(json.dumps(description))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = _add_tokens(folder, [*names, "<|ja|>", "<|nopnc|>", "<|eo|>"])
     processor = transformers.CohereAsrProcessor(transformers.CohereAsrFeatureExtractor(), tokenizer)
     runner = Runner.load(export_model(folder, output=tmp_path / "bundle", check=False).path, threads=1)
     wave = recordings(8)[0]
     how: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 9}
     expected = {
-        code: runner.transcribe([wave], decoder_input_ids=processor.get_decoder_prompt_ids(code), **how)
+        (code, punctuation): runner.transcribe(
+            [wave], decoder_input_ids=processor.get_decoder_prompt_ids(code, punctuation), **how
+        )
         for code in ("de", "ja")
+        for punctuation in (True, False)
     }
-    assert expected["de"] != expected["ja"]
+    assert expected["de", True] != expected["ja", True] and expected["de", True] != expected["de", False]
     for given, code in (("de", "de"), ("German", "de"), ("japanese", "ja")):
-        assert runner.transcribe([wave], language=given, **how) == expected[code]
-    with pytest.raises(GenerationError, match="is not a language of this model"):
-        runner.transcribe([wave], language="dutch")
-    with pytest.raises(GenerationError, match="both begin the output"):
-        runner.transcribe([wave], language="de", decoder_input_ids=[5])
+        assert runner.transcribe([wave], language=given, **how) == expected[code, True]
+        assert runner.transcribe([wave], language=given, punctuation=False, **how) == expected[code, False]
+    (output,) = runner.transcribe_outputs([wave], language="japanese", punctuation=False, **how)
+    assert (output.language, output.language_probability) == ("ja", None)
+    for settings, problem in (
+        ({"language": "dutch"}, r"is not a language of this model; pass one of de \(german\), ja \(japanese\)"),
+        ({"language": "eo"}, "is not a language of this model"),  # a token that the processor does not know
+        ({"language": "de", "decoder_input_ids": [5]}, "both begin the output"),
+        ({"punctuation": False}, "needs the language spoken; pass language='de' too"),
+        ({"language": "de", "target_language": "ja"}, "target_language='ja' .*is not a choice of this model"),
+        ({"language": "de", "task": "translate"}, "is for Whisper; leave it out, since this model transcribes"),
+        ({"language": "de", "punctuation": "no"}, "is not true or false"),
+    ):
+        with pytest.raises(GenerationError, match=problem):
+            runner.transcribe([wave], **settings)
+
+
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message.content if part.type == 'text' %}"
+    "<|startofcontext|><|startoftranscript|><|emo:undefined|><|{{ part.source_language }}|>"
+    "<|{{ part.target_language }}|>{{ '<|pnc|>' if part.punctuation else '<|nopnc|>' }}"
+    "<|noitn|><|notimestamp|><|nodiarize|>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.slow
+def test_the_languages_of_canary_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    """The output begins with the prompt that transformers' processor makes, and goes on as transformers' does."""
+    folder = checkpoints.copy(tmp_path / "canary", "canary", tokenizer=True)
+    names = [token.format("de") for token in CANARY.language_prompt]
+    tokenizer = _add_tokens(folder, [*names, "<|fr|>", "<|nopnc|>", "<|itn|>"])
+    start = tokenizer.convert_tokens_to_ids("<|startofcontext|>")
+    for name in ("config.json", "generation_config.json"):
+        edit_json(folder / name, decoder_start_token_id=start)
+    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(folder)
+    processor = transformers.CanaryProcessor(extractor, tokenizer, chat_template=TEMPLATE)
+    found = []
+    for template in (None, TEMPLATE, TEMPLATE.replace("<|noitn|>", "<|itn|>"), "{{ raise_exception('no') }}"):
+        tokenizer.chat_template = template
+        found.append(language_settings(CANARY, tokenizer, 94))
+    assert found[0] == found[1] == found[3] != found[2]  # a checkpoint's own template is followed
+    assert found[2]["language_prompts"]["de"][6] == tokenizer.convert_tokens_to_ids("<|itn|>")
+    runner = Runner.load(export_model(folder, output=tmp_path / "bundle", check=False).path, threads=1)
+    model = transformers.CanaryForConditionalGeneration.from_pretrained(folder).eval()
+    wave = recordings(8)[0]
+    how: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 9}
+    rows = []
+    for ours, theirs in (
+        ({"language": "de"}, {"source_language": "de"}),
+        ({"language": "German", "target_language": "FR"}, {"source_language": "de", "target_language": "French"}),
+        ({"language": "fr", "punctuation": False}, {"source_language": "fr", "punctuation": False}),
+    ):
+        with quiet_transformers(), torch.no_grad():
+            inputs = processor.apply_transcription_request([wave], **theirs)
+            expected = model.generate(**inputs, **how)[0].tolist()
+        (output,) = runner.transcribe_outputs([wave], **ours, **how)
+        assert output.sequences[0] == expected[: len(output.sequences[0])]
+        assert output.language == tokenizer.convert_ids_to_tokens(expected[3]).strip("<|>")
+        rows.append(output.sequences[0])
+    assert len({tuple(row[9:]) for row in rows}) > 1
+    for settings, problem in (
+        ({"language": "es"}, r"is not a language of this model; pass one of de \(german\), fr \(french\)"),
+        ({"language": "de", "target_language": 3}, "target_language=3 .*is not a language of this model"),
+        ({"target_language": "de"}, "needs the language spoken; pass language='de' too"),
+        ({"source_language": "de"}, "is for texts; pass it as language"),
+        ({"language": "de", "task": "translate"}, "is for Whisper; pass target_language to translate"),
+    ):
+        with pytest.raises(GenerationError, match=problem):
+            runner.transcribe([wave], **settings)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.datastructures import FormData, UploadFile
 
+from tightbeam.deploy.generation.spoken_language import TARGET_AT
 from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.run_model.subtitles import subtitles
 from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
@@ -97,6 +98,8 @@ def _settings(form: FormData, model: ServedModel, kind: str, task: str) -> dict[
     multilingual = bool(model.manifest.generation.get("task_to_id"))
     if multilingual:
         settings.setdefault("task", task)
+    elif task == "translate" and TARGET_AT in model.manifest.generation:
+        settings.setdefault("target_language", "en")
     elif task == "translate":
         raise HttpError(
             400, f"model {model.name} does not translate speech; send the recording to /v1/audio/transcriptions"
