@@ -235,8 +235,8 @@ class ExportOptions:
         str | os.PathLike[str] | None,
         Option(
             "Text file, one text a line, in place of the built-in texts; for a speech model a recording or a folder of "
-            "them, whose first 8 are taken. The export measures the errors of rewritten attention and of int8 on "
-            "these, and compares an inexact bundle with torch on them.",
+            "them, whose first 8 are taken. The export measures the errors of rewritten attention, int8 and "
+            "int4 on these, and compares an inexact bundle with torch on them.",
             parse=Path,
         ),
     ] = None
@@ -292,7 +292,7 @@ class ExportOptions:
         float | None,
         Option(
             "Largest share of the compared sequences that may differ from torch's, such as 0.02; if more differ, the "
-            "export fails. For inexact bundles (--precision, --cache-precision, --weight-threshold, --short-audio).",
+            "export fails. For inexact bundles (by --precision, a cache in int8, --weight-threshold, --short-audio).",
             check=check_max_differing,
         ),
     ] = None
@@ -301,7 +301,7 @@ class ExportOptions:
         Option(
             "How far int8 or int4 may move the distribution of the next token, in nats a token on the calibration "
             f"inputs, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
-            f"{MAX_DIVERGENCE_INT4:g} in int4. A source cache in int8 takes its share, and products keep more bits "
+            f"{MAX_DIVERGENCE_INT4:g} in int4. Caches in int8 take their share, and products keep more bits "
             "until the rest holds.",
             check=check_max_divergence,
         ),

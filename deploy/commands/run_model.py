@@ -476,7 +476,7 @@ def run_model(
         typer.Option(
             metavar="START,END,...",
             help="Transcribe this part of each recording alone, or these parts: starts and ends in seconds, such as "
-            "60,90.5; without the last END up to the end. A long file is not read up to there. Whisper only.",
+            "60,90.5; without the last END up to the end. What is before a part is skipped. Whisper only.",
         ),
     ] = None,
     vad_filter: Annotated[
