@@ -67,26 +67,31 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     Returns
     -------
     dict
-        TEXT bytes [b, S]; SCORES float32 [b, S], or [b, 0] in greedy search, and if a row has no score; OUTPUT_IDS
-        int64 [b, S, T]; OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
+        TEXT bytes [b, S]; SCORES float32 [b, S], if all rows have scores; OUTPUT_IDS int64 [b, S, T], T at least 1;
+        OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
         SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; TRUNCATED_TOKENS int32 [b, 1] and TRUNCATED_SIDE bytes [b, 1], if a
         row was cut; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
         SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
         float32 [b, 1], if a row has a language.
+
+    Notes
+    -----
+    No array is empty: over HTTP, Triton 24.10 never frees what it allocates for an empty output, 0.1 kB for each of
+    every response.
     """
     b, S = len(outputs), len(outputs[0].sequences)
     lengths = np.array([[len(row) for row in output.sequences] for output in outputs], np.int32)
-    ids = np.full((b, S, int(lengths.max())), fill, np.int64)
+    ids = np.full((b, S, max(1, int(lengths.max()))), fill, np.int64)
     for place, output in enumerate(outputs):
         for index, row in enumerate(output.sequences):
             ids[place, index, : len(row)] = row
     texts = [[text.encode() for text in output.texts or [""] * S] for output in outputs]
-    scored = all(output.scores is not None for output in outputs)  # a recording of several windows has no score
-    scores = np.array([(output.scores or []) if scored else [] for output in outputs], np.float32)
     ends: list[Sequence[str]] = [output.finish_reasons or [""] * S for output in outputs]
     reasons = [[reason.encode() for reason in row] for row in ends]
-    found = {TEXT: np.array(texts, np.object_), SCORES: scores, OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    found = {TEXT: np.array(texts, np.object_), OUTPUT_IDS: ids, OUTPUT_LENGTHS: lengths}
+    if all(output.scores is not None for output in outputs):  # a recording of several windows has no score
+        found[SCORES] = np.array([output.scores for output in outputs], np.float32)
     found[FINISH_REASON] = np.array(reasons, np.object_)
     found[SOURCE_TOKENS] = np.array([[output.source_tokens] for output in outputs], np.int32)
     found[NEW_TOKENS] = np.array([[output.new_tokens] for output in outputs], np.int32)
@@ -115,7 +120,7 @@ def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, A
                 found[TOKEN_SCORES][place, index, : len(own)] = [score or 0 for score in own]
     if outputs[0].alternatives is not None:
         each = [output.alternatives or [] for output in outputs]
-        n = max(best.most for rows in each for best in rows)
+        n = max(1, *(best.most for rows in each for best in rows))
         found[ALTERNATIVE_IDS] = np.full((*shape, n), -1, np.int64)
         found[ALTERNATIVE_SCORES] = np.zeros((*shape, n), np.float32)
         for place, rows in enumerate(each):

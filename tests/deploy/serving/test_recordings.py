@@ -99,7 +99,7 @@ def test_segments_are_json_beside_rows_that_have_none(whisper: Runner) -> None:
     (done,) = run_windows(whisper, [rows[0]], num_beams=2)
     assert long == json.loads(done.result.as_json())["segments"] and len(long) > 1
     assert short is None and outputs[1].scores is not None
-    assert found["SCORES"].shape == (2, 0), "no score where a row has none"
+    assert "SCORES" not in found, "one row has no score"
 
 
 def test_streamed_segments_are_those_of_the_whole_answer(bundles: BundleCache, codec: TextCodec) -> None:
@@ -210,7 +210,8 @@ def test_silence_is_answered_without_a_step(whisper: Runner) -> None:
     soundfile.write(data, np.zeros(2 * RATE_HZ), RATE_HZ, format="WAV")
     log = run(whisper, [file_request(0, data.getvalue(), silence_threshold_db=-45)])
     assert (log.outputs(0)[0].sequences, log.outputs(0)[0].segments, log.stats.steps) == ([[]], [], 0)
-    assert tensors_of(log.outputs(0), 0)["OUTPUT_IDS"].shape == (1, 1, 0)
+    found = tensors_of(log.outputs(0), 0)
+    assert (found["OUTPUT_IDS"].tolist(), found["OUTPUT_LENGTHS"].tolist()) == ([[[0]]], [[0]])
 
 
 def test_a_request_for_speech_alone(whisper: Runner) -> None:
