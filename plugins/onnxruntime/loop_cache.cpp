@@ -9,12 +9,6 @@
 namespace tightbeam {
 namespace {
 
-struct LoopCache : OrtCustomOp {
-  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  size_t item = 0;  // bytes of an element
-  bool keeps = false;
-};
-
 struct LoopCacheNode {
   const LoopCache& op;
   const OrtApi& api;

@@ -8,7 +8,14 @@
 
 namespace tightbeam {
 
-using LoopCacheOperators = std::vector<std::unique_ptr<OrtCustomOp>>;
+struct LoopCache : OrtCustomOp {
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  size_t item = 0;  // bytes of an element
+  bool keeps = false;
+};
+
+// OrtCustomOp has no virtual destructor, so its owner has to name the whole type.
+using LoopCacheOperators = std::vector<std::unique_ptr<LoopCache>>;
 
 // InPlaceCache(store, carried) -> cache: the memory of `store`, which lies outside the loop.
 // KeptCache(store, cache) -> carried: nothing, [0, ...], since the cache stays where it is.
