@@ -23,7 +23,7 @@ HINTS = {
     **dict.fromkeys(("--output-dir", "--out"), "the bundle's folder is --output"),
     **dict.fromkeys(
         ("--dtype", "--torch-dtype", "--quantize", "--quantization", "--compute-type", "--fp16", "--int8"),
-        "the precision is --precision fp32, fp16 or int8",
+        "the precision is --precision fp32, fp16, int8 or int4",
     ),
     "--device": "an export runs on the CPU; run-model --device chooses where the bundle runs",
     "--task": "the kind of model follows from config.json; a task of Whisper is an option of run-model",
