@@ -690,7 +690,7 @@ class Runner:
         """
         settings = self.model.settings.without_effect(settings)
         if self.recordings is not None:
-            options = self.options(**settings).without_source_tokens("a recording")
+            options = self.model.settings.for_one_window(self.options(**settings)).without_source_tokens("a recording")
             rows, masks = self.recordings.checked(input_features, attention_mask)
             return self._generate(samples_of_features(rows, masks, options), callback)
         options = self.model.settings.for_one_window(self.options(**settings))

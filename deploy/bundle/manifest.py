@@ -496,6 +496,11 @@ class Manifest(Entry):
         """True for a speech model over windows of one length (Whisper), which has settings of its own."""
         return self.speech is not None and (self.short_audio or not self.convolutions)
 
+    @property
+    def takes_whole_recordings(self) -> bool:
+        """True for a speech model over recordings of any length, in place of windows."""
+        return self.speech is not None and not self.has_windows
+
     def source_positions(self, length: int) -> int:
         """Return the encoder's positions for ``length`` samples or frames; below 1 if there are too few."""
         for kernel, stride, padding in self.convolutions:

@@ -137,7 +137,8 @@ def run_model(
         str | None,
         typer.Option(
             "--format",
-            help="Format of the results: txt, json (the same as --json), or segments made by Whisper: srt, vtt or tsv. "
+            help="Format of the results: txt, json (the same as --json), or segments made by Whisper or "
+            "--vad-filter: srt, vtt or tsv. "
             "The segments of several recordings are one file each, in the folder --output.",
         ),
     ] = None,
@@ -484,7 +485,7 @@ def run_model(
         typer.Option(
             "--vad-filter/--no-vad-filter",
             help="Transcribe only the speech in a recording, which Silero's model of voice activity finds (VAD). Times "
-            "count from the beginning of the recording. Whisper only.",
+            "count from the beginning of the recording. A model without windows transcribes each part by itself.",
         ),
     ] = None,
     vad_parameters: Annotated[
@@ -500,7 +501,7 @@ def run_model(
         typer.Option(
             "--batched-windows/--no-batched-windows",
             help="Fill each window with whole parts of the speech that --vad-filter finds, and run the windows of a "
-            "recording side by side.",
+            "recording side by side; Whisper only.",
         ),
     ] = None,
     silence_threshold_db: Annotated[

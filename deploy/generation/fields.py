@@ -76,13 +76,15 @@ SEED, GREEDY = Integer(0, (1 << 64) - 1), Setting("do_sample", False)
 class ModelKind(StrEnum):
     """A kind of model by its settings, as errors name it."""
 
-    TEXT = "models of texts, of images and of whole recordings"
+    TEXT = "models of texts and of images"
+    RECORDING = "models of whole recordings"
     TRANSLATOR = "translators whose tokenizer has tokens of languages"
     SPOKEN = "Canary and Cohere ASR"
     WHISPER = "Whisper"
 
 
-TEXT, TRANSLATOR, SPOKEN, WHISPER = (frozenset({kind}) for kind in ModelKind)
+_TEXT, RECORDING, TRANSLATOR, SPOKEN, WHISPER = (frozenset({kind}) for kind in ModelKind)
+TEXT, SPEECH = _TEXT | RECORDING, RECORDING | WHISPER
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ FIELDS: tuple[Field, ...] = (
     _of_recording("compression_ratio_threshold", Number(1.35, "a number", ANY_NUMBER)),
     _of_recording("logprob_threshold", Number(-1.0, "a number", ANY_NUMBER)),
     _of_recording("no_speech_threshold", Number(0.6, "a number", ANY_NUMBER)),
-    _of_recording("vad_filter", Flag(), False),
-    _of_recording("vad_parameters", VoiceActivity()),
+    Field("vad_filter", Flag(), False, SPEECH, of_recording=True),
+    Field("vad_parameters", VoiceActivity(), None, SPEECH, of_recording=True),
     _of_recording("batched_windows", Flag(), False, not_with=("condition_on_prev_tokens",)),
     _of_recording("silence_threshold_db", Number(-45, "a number below 0, full scale", (-math.inf, -math.ulp(0)))),
     _of_recording("min_speech_s", Number(0.1, "a number of seconds from 0 on", (0, math.inf))),
@@ -296,7 +298,7 @@ def defaults_of(model: ModelKind) -> Mapping[str, Any]:
 
 
 def _names(models: frozenset[ModelKind]) -> frozenset[str]:
-    return frozenset(own.name for own in FIELDS if own.models == models and not own.of_checkpoint)
+    return frozenset(own.name for own in FIELDS if own.models <= models and not own.of_checkpoint)
 
 
 SAMPLING = {name: own.ignored for name, own in fields_of(ModelKind.TEXT).items() if own.needs_sampling}
@@ -307,8 +309,8 @@ but a neutral one is an error.
 """
 SUPPORTED = frozenset(fields_of(ModelKind.TEXT)) - SAMPLING.keys()
 """Settings that are supported with or without sampling."""
-SPEECH_ONLY = _names(WHISPER) - SAMPLING.keys()
-"""Settings of Whisper only."""
+SPEECH_ONLY = _names(SPEECH) - SAMPLING.keys()
+"""Settings of speech models only, most of them of Whisper."""
 SPOKEN_ONLY = _names(SPOKEN)
 """Settings of Canary and Cohere ASR only."""
 TRANSLATION_ONLY = _names(TRANSLATOR)

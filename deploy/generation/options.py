@@ -20,6 +20,7 @@ from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import Scoring
 from tightbeam.deploy.generation.stop_strings import StopStrings
 from tightbeam.deploy.generation.timestamps import TimestampRules
+from tightbeam.deploy.generation.vad import VadParameters
 from tightbeam.deploy.tries.trie import Trie
 
 __all__ = ["CHOSEN", "EarlyStopping", "GenerationOptions"]
@@ -98,6 +99,8 @@ class GenerationOptions:
         Measures of a speech model's confidence; None measures nothing.
     recording : RecordingSettings or None
         Settings of a whole recording; None for a text model.
+    vad : VadParameters or None
+        How speech is found in a whole recording of a model without windows; None takes all sound.
     num_beam_groups : int
         Groups of the beams in diverse beam search, all of one size; 1 in any other search.
     diversity_penalty : float
@@ -142,6 +145,7 @@ class GenerationOptions:
     scoring: Scoring | None = None
     measured: Measured | None = None
     recording: RecordingSettings | None = None
+    vad: VadParameters | None = None
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
     samples_beams: bool = False

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightbeam.deploy.errors import Fix, Setting
+from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.fields import ALL_SEGMENTS, ModelKind, fields_of
 from tightbeam.deploy.generation.settings import Settings
 from tightbeam.deploy.generation.vad import VadParameters
 
-__all__ = ["RecordingSettings", "WindowStart", "read_recording_settings"]
+__all__ = ["RecordingSettings", "WindowStart", "read_recording_settings", "read_vad"]
 
 DEFAULT_MIN_SPEECH_S = 0.1
 
@@ -129,10 +129,22 @@ def read_recording_settings(settings: Settings) -> RecordingSettings:
         all_segments=settings["prompt_condition_type"] == ALL_SEGMENTS or settings["hotwords"] is not None,
         prev_sot=_prev_sot(settings),
         no_speech=before - 1 if before else None,
-        vad=settings["vad_parameters"] or VadParameters() if settings["vad_filter"] else None,
+        vad=read_vad(settings),
         min_speech_s=DEFAULT_MIN_SPEECH_S if least is None else least,
         asked=next((name for name in sorted(own_fields) if settings.is_asked(name)), ""),
     )
+
+
+def read_vad(settings: Settings) -> VadParameters | None:
+    """Read how speech is found; None takes all sound. Raises GenerationError for parameters that do nothing."""
+    if settings["vad_parameters"] and not settings["vad_filter"]:
+        raise _without_vad(settings, "vad_parameters")
+    return settings["vad_parameters"] or VadParameters() if settings["vad_filter"] else None
+
+
+def _without_vad(settings: Settings, name: str) -> GenerationError:
+    fix = Fix("pass {} too, or leave it out", Setting("vad_filter", True))
+    return settings.error(name, "does nothing without vad_filter", fix=fix)
 
 
 def _check_together(settings: Settings) -> None:
@@ -150,10 +162,8 @@ def _check_together(settings: Settings) -> None:
     if settings["prompt_condition_type"] == ALL_SEGMENTS and not settings["condition_on_prev_tokens"]:
         fix = Fix("pass {} too", Setting("condition_on_prev_tokens", True))
         raise settings.error("prompt_condition_type", "does nothing alone", fix=fix)
-    for name in ("vad_parameters", "batched_windows"):
-        if settings[name] and not settings["vad_filter"]:
-            fix = Fix("pass {} too, or leave it out", Setting("vad_filter", True))
-            raise settings.error(name, "does nothing without vad_filter", fix=fix)
+    if settings["batched_windows"] and not settings["vad_filter"]:
+        raise _without_vad(settings, "batched_windows")
     if "min_speech_s" in settings and "silence_threshold_db" not in settings:
         raise settings.error("min_speech_s", "does nothing without silence_threshold_db", fix=both)
 

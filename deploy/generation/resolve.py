@@ -19,7 +19,7 @@ from tightbeam.deploy.generation.confidence import Measured
 from tightbeam.deploy.generation.fields import FIELDS, LIMITS, ModelKind
 from tightbeam.deploy.generation.layers import CHECKPOINT, Layer, caller_layers
 from tightbeam.deploy.generation.options import GenerationOptions
-from tightbeam.deploy.generation.recording import WindowStart
+from tightbeam.deploy.generation.recording import WindowStart, read_vad
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES, read_scoring
 from tightbeam.deploy.generation.settings import Settings
@@ -47,7 +47,12 @@ class Sizes(Protocol):
 
 
 def resolve_settings(
-    defaults: Mapping[str, Any], given: Mapping[str, Any], sizes: Sizes, *, speech: bool
+    defaults: Mapping[str, Any],
+    given: Mapping[str, Any],
+    sizes: Sizes,
+    *,
+    speech: bool,
+    whole_recordings: bool = False,
 ) -> ResolvedSettings:
     """Resolve settings, as transformers does.
 
@@ -58,6 +63,8 @@ def resolve_settings(
     sizes : Sizes
     speech : bool
         True for a speech model with windows (Whisper).
+    whole_recordings : bool
+        True for a speech model that takes whole recordings.
 
     Returns
     -------
@@ -76,7 +83,8 @@ def resolve_settings(
         given_layers = translation_layers(given_layers)
     if PROMPTS in defaults:
         given_layers = spoken_layers(given_layers)
-    return ResolvedSettings(Settings(given_layers, ModelKind.TEXT, sizes.vocabulary, sizes.max_target), sizes)
+    kind = ModelKind.RECORDING if whole_recordings else ModelKind.TEXT
+    return ResolvedSettings(Settings(given_layers, kind, sizes.vocabulary, sizes.max_target), sizes)
 
 
 class ResolvedSettings:
@@ -162,7 +170,7 @@ class ResolvedSettings:
         search = _search(self._settings, temperature)
         check_combinations(self._settings, search)
         if self._whisper is None:
-            return search
+            return replace(search, vad=read_vad(self._settings))
         own = self._whisper
         return replace(
             search,

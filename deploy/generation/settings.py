@@ -125,7 +125,8 @@ class Settings:
             raise given.error("is not a generation setting", fix=advice)
         (other,) = others
         if not other.ignored:
-            raise given.error(f"is not a setting of this model: it is for {min(other.models)}", fix="remove it")
+            kinds = " and ".join(sorted(other.models))
+            raise given.error(f"is not a setting of this model: it is for {kinds}", fix="remove it")
         if not _is_one_of(value, other.ignored):
             neutral = next((each for each in other.ignored if each is not None), None)
             fix = "leave it out" if neutral is None else Fix("pass {}", Setting(name, neutral))

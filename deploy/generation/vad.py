@@ -46,8 +46,12 @@ class VadParameters:
     min_silence_duration_ms: float | None = None
     speech_pad_ms: float = 400
 
+    def for_parts(self, seconds: float) -> VadParameters:
+        """Return settings whose parts have at most so many seconds."""
+        return replace(self, max_speech_duration_s=min(self.max_speech_duration_s, seconds))
+
     def for_windows(self, seconds: float) -> VadParameters:
-        """Return settings whose parts fit windows of so many seconds."""
-        silence_ms, longest_s = self.min_silence_duration_ms, min(self.max_speech_duration_s, seconds)
+        """Return settings whose parts fit windows of so many seconds, several in one."""
+        silence_ms = self.min_silence_duration_ms
         silence_ms = SILENCE_IN_WINDOWS_MS if silence_ms is None else silence_ms
-        return replace(self, max_speech_duration_s=longest_s, min_silence_duration_ms=silence_ms)
+        return replace(self.for_parts(seconds), min_silence_duration_ms=silence_ms)

@@ -22,7 +22,7 @@ from tightbeam.deploy.audio.joined_times import JoinedTimes
 from tightbeam.deploy.audio.segments import Segment
 from tightbeam.deploy.audio.stored_features import StoredFeatures
 from tightbeam.deploy.audio.stored_samples import StoredSamples
-from tightbeam.deploy.audio.vad import RATE_HZ, SpeechDetector, speech_parts
+from tightbeam.deploy.audio.vad import RATE_HZ, SpeechDetector, check_rate, note_of_speech, speech_parts
 from tightbeam.deploy.errors import Fix, GenerationError, InputError, Setting
 from tightbeam.deploy.generation.recording import RecordingSettings, WindowStart
 from tightbeam.deploy.generation.vad import VadParameters
@@ -358,9 +358,7 @@ class WindowReader(SourceReader):
     def _open_speech(self, result: InputResult, source: _Recording, how: VadParameters) -> OpenInput:
         """Make the input of the speech in a recording."""
         log_mel, in_groups = self._log_mel, self._how.batched_windows or not self._by_timestamps
-        if log_mel.sampling_rate_hz != RATE_HZ:
-            hz = log_mel.sampling_rate_hz
-            raise InputError(f"vad_filter is for sound of {RATE_HZ:,} samples a second, not of {hz:,}; leave it out")
+        check_rate(log_mel.sampling_rate_hz)
         if in_groups:  # a window has whole parts
             how = how.for_windows(log_mel.chunk_s)
         speech, samples = list[_Speech](), 0
@@ -374,7 +372,7 @@ class WindowReader(SourceReader):
                 speech.append(_Speech(stored, parts, JoinedTimes.of_parts(spans, how.speech_pad_ms / 1000)))
         spoken = sum(own.count for own in speech)
         result.seconds = samples / RATE_HZ
-        result.notes.append(f"speech is {spoken / RATE_HZ:.1f} s of {result.seconds:.1f} s")
+        result.notes.append(note_of_speech(spoken, samples))
         self._on_read(result.seconds)
         timestamps = self._by_timestamps and (self._how.return_timestamps is True or spoken > log_mel.samples)
         made = _WindowedInput(result, [], numbers=self.numbers, silence_s=(samples - spoken) / RATE_HZ)

@@ -105,7 +105,8 @@ class ModelSettings:
     def _resolved_layers(self, given: tuple[Layer, ...]) -> ResolvedSettings:
         about = self._manifest
         asked = self._with_token_ids(settings_of(given))
-        return resolve_settings(about.generation, asked, about.sizes, speech=about.has_windows)
+        whole = about.takes_whole_recordings
+        return resolve_settings(about.generation, asked, about.sizes, speech=about.has_windows, whole_recordings=whole)
 
     def _with_token_ids(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Replace texts by token ids, and set the start token of a Donut. Raises GenerationError."""
@@ -124,8 +125,9 @@ class ModelSettings:
 
     def for_one_window(self, options: GenerationOptions) -> GenerationOptions:
         """Return the same options. Raises GenerationError for a setting that only a whole recording follows."""
-        if options.recording is not None and (name := options.recording.asked):
-            raise GenerationError(f"{name} is for recordings (Runner.transcribe), not for one window; leave it out")
+        name = "vad_filter" if options.vad is not None else "" if options.recording is None else options.recording.asked
+        if name:
+            raise GenerationError(f"{name} is for recordings (Runner.transcribe), not for features; leave it out")
         return options
 
     def _checked(self, options: GenerationOptions) -> GenerationOptions:

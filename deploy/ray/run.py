@@ -215,7 +215,11 @@ def _options(bundle: Bundle, rows: RowSettings) -> GenerationOptions:
     if manifest.tokenizer is None and not rows.ids and manifest.speech is None:
         raise InputError(f"bundle {bundle.path} has no tokenizer, since its checkpoint has none; pass --ids")
     return resolve_settings(
-        manifest.generation, rows.generation, manifest.sizes, speech=manifest.has_windows
+        manifest.generation,
+        rows.generation,
+        manifest.sizes,
+        speech=manifest.has_windows,
+        whole_recordings=manifest.takes_whole_recordings,
     ).for_prompt(1)
 
 

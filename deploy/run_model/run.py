@@ -231,7 +231,8 @@ class _Run:
                 self._write(sink, result, place)
                 self._report(result, place.prefix)
                 summary.add(result)
-                if result.segments is None and result.error is None:  # others were counted window by window
+                counted = result.segments is not None and self._model.has_windows  # window by window
+                if not counted and result.error is None:
                     summary.audio_seconds += result.seconds
                 if result.error is not None and not result.seconds:
                     progress.on_read(0)
@@ -335,8 +336,9 @@ class _Run:
             return
         if not self._model.is_speech:
             raise InputError(f"--format {run.subtitles} is for speech models, this is {self._kind}; leave it out")
-        if not self._model.has_windows:
-            raise InputError(f"--format {run.subtitles} needs timestamps, which this model does not make; leave it out")
+        if not self._model.has_windows and self._model.settings.options(self._settings).vad is None:
+            problem = f"--format {run.subtitles} needs times, which this model does not make"
+            raise InputError(f"{problem}; pass --vad-filter, which finds those of the speech, or leave it out")
         if not self._model.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
         if run.resume is not None or run.json_lines or run.line_format.field is not None:
@@ -346,7 +348,8 @@ class _Run:
         how = self._model.settings.options(self._settings).recording
         if how is not None and how.return_timestamps is False:
             raise InputError(f"--format {run.subtitles} needs timestamps; leave --no-return-timestamps out")
-        self._settings = {**self._settings, "return_timestamps": True}
+        if self._model.has_windows:
+            self._settings = {**self._settings, "return_timestamps": True}
         if several and run.output == STDOUT:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
         if several and not names_folder(run.output):

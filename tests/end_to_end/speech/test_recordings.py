@@ -469,6 +469,79 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)
 
 
+class Loud:
+    """Finds the speech in each chunk that is not silent, in place of Silero's model."""
+
+    def __init__(self) -> None:
+        self.probabilities: list[float] = []
+
+    def listen(self, blocks: Any) -> Any:
+        whole = np.concatenate(list(blocks))
+        chunks = np.pad(whole, (0, -len(whole) % 512)).reshape(-1, 512)
+        self.probabilities = [float(np.abs(chunk).max() > 1e-3) for chunk in chunks]
+        yield whole
+
+
+VAD: dict[str, Any] = {"vad_filter": True, "vad_parameters": {"min_silence_duration_ms": 200, "speech_pad_ms": 0}}
+
+
+@pytest.mark.parametrize(
+    ("family",), slow_unless([(each,) for each in RECORDING_FAMILIES], lambda family: family == "moonshine")
+)
+def test_each_part_of_the_speech_is_transcribed_as_alone(
+    bundles: BundleCache,
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Parts of different lengths, a part that is longer than the model takes, and one that is shorter."""
+    monkeypatch.setattr("tightbeam.deploy.inputs.recordings.SpeechDetector", Loud)
+    folder = bundles(QUICK[family], family, tokenizer=True)
+    runner = Runner.load(folder, threads=1)
+    assert runner.recordings is not None
+    longest = runner.recordings.longest = min(runner.recordings.longest, 2 * RATE_HZ)
+    generator = np.random.default_rng(5)
+    parts = [
+        (0.1 * generator.standard_normal(n)).astype(np.float32) for n in (512 * 20, longest // 512 * 512 + 512 * 9, 512)
+    ]
+    silence = np.zeros(512 * 40, np.float32)
+    recording = np.concatenate([silence, *(sound for part in parts for sound in (part, silence))])
+    how: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 6}
+    (found,) = runner.transcribe_outputs([recording], **VAD, **how)
+    assert found.segments and found.texts and len(found.segments) == 4
+    spans = [(round(own.start_s * RATE_HZ), round(own.end_s * RATE_HZ)) for own in found.segments]
+    assert [start for start, _ in spans[:2]] == [512 * 40, 512 * 100] and spans[1][1] <= spans[2][0] + 160
+    for start, end in spans:
+        assert end - start + 160 >= 1600 and end - start <= longest + 160
+    (alone,) = runner.transcribe_outputs([parts[0]], **how)
+    first = found.segments[0]
+    assert [first.tokens] == alone.sequences and [first.text] == [text.strip() for text in alone.texts or []]
+    assert found.sequences == [[token for own in found.segments for token in own.tokens]]
+    (quiet,) = runner.transcribe_outputs([silence], **VAD, **how)
+    assert (quiet.texts, quiet.sequences, quiet.segments) == ([""], [[]], [])
+    soundfile.write(tmp_path / "talk.wav", recording, RATE_HZ)
+    call = caller(monkeypatch, capsys)
+    asked = ("--vad-filter", "--vad-parameters", json.dumps(VAD["vad_parameters"]), *SHORT)
+    shown = call(folder, tmp_path / "talk.wav", "--format", "srt", *asked).out
+    assert shown.startswith("1\n00:00:01,280 --> 00:00:01,920\n")
+    call(folder, tmp_path / "talk.wav", "--format", "srt", *SHORT).failed("needs times", "pass --vad-filter")
+
+
+def test_voice_activity_is_refused_where_it_cannot_be(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles(QUICK["moonshine"], "moonshine", tokenizer=True), threads=1)
+    wave = recordings(1)[0]
+    for settings, problem in (
+        ({"vad_parameters": {"threshold": 0.6}}, "does nothing without vad_filter; pass vad_filter=True too"),
+        ({"vad_filter": True, "vad_parameters": {"onset": 1}}, "has no setting 'onset'"),
+        ({"batched_windows": True}, "batched_windows=True .* is not a setting of this model: it is for Whisper"),
+    ):
+        with pytest.raises(GenerationError, match=problem):
+            runner.transcribe([wave], **settings)
+    with pytest.raises(GenerationError, match="vad_filter is for recordings"):
+        runner.generate_from_features(wave[None], vad_filter=True)
+
+
 def _add_tokens(folder: Path, names: list[str]) -> Any:
     """Give a checkpoint's tokenizer special tokens in the place of its last ones, and return it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

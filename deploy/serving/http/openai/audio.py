@@ -104,8 +104,10 @@ def _settings(form: FormData, model: ServedModel, kind: str, task: str) -> dict[
         raise HttpError(
             400, f"model {model.name} does not translate speech; send the recording to /v1/audio/transcriptions"
         )
-    if kind in ("srt", "vtt") and not model.has_timestamps:
-        raise refused("response_format", f"is {kind}, but model {model.name} predicts no times; pass json or text")
+    finds_speech = model.manifest.takes_whole_recordings and settings.get("vad_filter", "").lower() == "true"
+    if kind in ("srt", "vtt") and not (model.has_timestamps or finds_speech):
+        fix = "pass vad_filter=true too, or json" if model.manifest.takes_whole_recordings else "pass json or text"
+        raise refused("response_format", f"is {kind}, but model {model.name} predicts no times; {fix}")
     if kind in ("srt", "vtt", "verbose_json") and model.has_timestamps:
         settings.setdefault("return_timestamps", True)
     if "word" in wanted:
