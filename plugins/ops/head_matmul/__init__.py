@@ -9,11 +9,13 @@ float32 matrices.
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._integer_matmul import integer_matmul
 from tightbeam.plugins.schema import FLOAT, Input, Operator, Output
 
 __all__ = ["HEAD_MATMUL"]
 
-BODY = """
+BODY = (
+    """
     axis0 = Constant <value = int64[1] {0}> ()
     axis1 = Constant <value = int64[1] {1}> ()
     axis2 = Constant <value = int64[1] {2}> ()
@@ -37,7 +39,9 @@ BODY = """
     weights_shape = Concat <axis = 0> (H, blocks, block_width, rest)
     padded = Reshape (untiled, weights_shape)
     B = Slice (padded, axis0, columns, axis3)
-    integers = MatMulInteger (A, B, , zero_point)
+"""
+    + integer_matmul("integers", "A", "B")
+    + """
     numbers = Cast <to = 1> (integers)
     row_scales_shape = Concat <axis = 0> (R, H, blocks, axis1)
     row_scales_by_row = Reshape (row_scale, row_scales_shape)
@@ -49,6 +53,7 @@ BODY = """
     products32 = Transpose <perm = [1, 0, 2]> (by_head)
     products = CastLike (products32, rows)
 """
+)
 
 HEAD_MATMUL = Operator(
     "HeadMatMul",

@@ -16,6 +16,7 @@ x % 8 < 4, else in its high bits. Columns are padded to a whole tile, and the pa
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._integer_matmul import integer_matmul
 from tightbeam.plugins.ops._split_rows import split
 from tightbeam.plugins.ops.quantized_matmul import FINISH, QUANTIZED_MATMUL
 from tightbeam.plugins.schema import FLOAT, Input, Operator
@@ -67,8 +68,8 @@ BODY = f"""
     low_by_row = Reshape (low, rows_shape)
     high_rows = Transpose <perm = [1, 0, 2]> (high_by_row)
     low_rows = Transpose <perm = [1, 0, 2]> (low_by_row)
-    high_sums = MatMulInteger (high_rows, B, , zero_point)
-    low_sums = MatMulInteger (low_rows, B, , zero_point)
+{integer_matmul("high_sums", "high_rows", "B")}
+{integer_matmul("low_sums", "low_rows", "B")}
     high_numbers = Cast <to = 1> (high_sums)
     low_numbers = Cast <to = 1> (low_sums)
     worth = Mul (high_numbers, digit)

@@ -13,6 +13,7 @@ y. Columns are padded to a whole tile, and the padding may hold any number.
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._integer_matmul import integer_matmul
 from tightbeam.plugins.schema import FLOAT, Attribute, Input, Operator, Output
 
 __all__ = ["ACTIVATIONS", "FINISH", "GROUP", "QUANTIZED_MATMUL", "TILE_COLUMNS", "ZERO_POINT"]
@@ -25,35 +26,49 @@ ZERO_POINT = 128
 ACTIVATIONS = {"": 0, "Relu": 1, "Gelu": 2, "Swish": 3, "GeluTanh": 4}
 """ONNX operator -> value of the attribute ``activation``. GeluTanh is Gelu in its tanh approximation."""
 
-BODY = """
-    axis0 = Constant <value = int64[1] {0}> ()
-    axis1 = Constant <value = int64[1] {1}> ()
-    axis2 = Constant <value = int64[1] {2}> ()
-    rest = Constant <value = int64[1] {-1}> ()
-    zero_point = Constant <value = uint8 {128}> ()
+BODY = f"""
+    axis0 = Constant <value = int64[1] {{0}}> ()
+    axis1 = Constant <value = int64[1] {{1}}> ()
+    axis2 = Constant <value = int64[1] {{2}}> ()
+    rest = Constant <value = int64[1] {{-1}}> ()
+    zero_point = Constant <value = uint8 {{128}}> ()
+    one_block = Constant <value = int64[1] {{1}}> ()
 
     blocks = Shape <start = 0, end = 1> (scale)
     columns = Shape <start = 1, end = 2> (scale)
     R = Shape <start = 0, end = 1> (rows)
     width = Shape <start = 1, end = 2> (rows)
     block_width = Div (width, blocks)
-    rows_shape = Concat <axis = 0> (R, blocks, block_width)
-    rows_by_block = Reshape (rows, rows_shape)
-    A = Transpose <perm = [1, 0, 2]> (rows_by_block)
     untiled = Transpose <perm = [1, 3, 0, 2]> (weights)
     weights_shape = Concat <axis = 0> (blocks, block_width, rest)
     padded = Reshape (untiled, weights_shape)
     B = Slice (padded, axis0, columns, axis2)
-    integers = MatMulInteger (A, B, , zero_point)
-    numbers = Cast <to = 1> (integers)
-    row_scales_of_blocks = Transpose <perm = [1, 0]> (row_scale)
-    row_scales = Unsqueeze (row_scales_of_blocks, axis2)
-    scales = Unsqueeze (scale, axis1)
-    by_row = Mul (numbers, row_scales)
-    scaled = Mul (by_row, scales)
-    summed = ReduceSum <keepdims = 0> (scaled, axis0)
+    has_one_block = Equal (blocks, one_block)
+    summed = If (has_one_block) <
+        then_branch = of_one () => (float[] products_of_one) {{
+            matrix = Squeeze (B, axis0)
+            {integer_matmul("sums_of_one", "rows", "matrix")}
+            numbers_of_one = Cast <to = 1> (sums_of_one)
+            by_row_of_one = Mul (numbers_of_one, row_scale)
+            products_of_one = Mul (by_row_of_one, scale)
+        }},
+        else_branch = of_blocks () => (float[] products_of_blocks) {{
+            rows_shape = Concat <axis = 0> (R, blocks, block_width)
+            rows_by_block = Reshape (rows, rows_shape)
+            A = Transpose <perm = [1, 0, 2]> (rows_by_block)
+            {integer_matmul("integers", "A", "B")}
+            numbers = Cast <to = 1> (integers)
+            row_scales_of_blocks = Transpose <perm = [1, 0]> (row_scale)
+            row_scales = Unsqueeze (row_scales_of_blocks, axis2)
+            scales = Unsqueeze (scale, axis1)
+            by_row = Mul (numbers, row_scales)
+            scaled = Mul (by_row, scales)
+            products_of_blocks = ReduceSum <keepdims = 0> (scaled, axis0)
+        }}
+    >
     biased = Add (summed, bias)
 """
+"""A matrix of one block has a product of its own: ONNX Runtime packs the weights of two axes alone when it loads."""
 FINISH = """
     which = Constant <value_int: int = @activation> ()
     one = Constant <value = int64 {1}> ()
@@ -64,15 +79,39 @@ FINISH = """
     is_gelu = Equal (which, two)
     is_swish = Equal (which, three)
     is_gelu_tanh = Equal (which, four)
-    rectified = Relu (biased)
-    gelu = Gelu (biased)
-    sigmoid = Sigmoid (biased)
-    swish = Mul (biased, sigmoid)
-    gelu_tanh = Gelu <approximate = "tanh"> (biased)
-    if_relu = Where (is_relu, rectified, biased)
-    if_gelu = Where (is_gelu, gelu, if_relu)
-    if_swish = Where (is_swish, swish, if_gelu)
-    active = Where (is_gelu_tanh, gelu_tanh, if_swish)
+    if_relu = If (is_relu) <
+        then_branch = relu () => (float[] rectified) {
+            rectified = Relu (biased)
+        },
+        else_branch = no_relu () => (float[] not_rectified) {
+            not_rectified = Identity (biased)
+        }
+    >
+    if_gelu = If (is_gelu) <
+        then_branch = gelu () => (float[] gelu) {
+            gelu = Gelu (biased)
+        },
+        else_branch = no_gelu () => (float[] not_gelu) {
+            not_gelu = Identity (if_relu)
+        }
+    >
+    if_swish = If (is_swish) <
+        then_branch = swish () => (float[] swish) {
+            sigmoid = Sigmoid (biased)
+            swish = Mul (biased, sigmoid)
+        },
+        else_branch = no_swish () => (float[] not_swish) {
+            not_swish = Identity (if_gelu)
+        }
+    >
+    active = If (is_gelu_tanh) <
+        then_branch = gelu_tanh () => (float[] gelu_tanh) {
+            gelu_tanh = Gelu <approximate = "tanh"> (biased)
+        },
+        else_branch = no_gelu_tanh () => (float[] not_gelu_tanh) {
+            not_gelu_tanh = Identity (if_swish)
+        }
+    >
     added = Cast <to = 1> (addend)
     sums = Add (active, added)
     products = CastLike (sums, addend)

@@ -8,6 +8,7 @@ It is to HeadMatMul what SplitRowsMatMul is to DynamicQuantizeMatMul.
 
 from __future__ import annotations
 
+from tightbeam.plugins.ops._integer_matmul import integer_matmul
 from tightbeam.plugins.ops._split_rows import split
 from tightbeam.plugins.ops.head_matmul import HEAD_MATMUL
 from tightbeam.plugins.schema import Operator
@@ -40,8 +41,8 @@ BODY = f"""
     weights_shape = Concat <axis = 0> (H, blocks, block_width, rest)
     padded = Reshape (untiled, weights_shape)
     matrices = Slice (padded, axis0, columns, axis3)
-    high_sums = MatMulInteger (high_rows, matrices, , zero_point)
-    low_sums = MatMulInteger (low_rows, matrices, , zero_point)
+{integer_matmul("high_sums", "high_rows", "matrices")}
+{integer_matmul("low_sums", "low_rows", "matrices")}
     high_numbers = Cast <to = 1> (high_sums)
     low_numbers = Cast <to = 1> (low_sums)
     worth = Mul (high_numbers, digit)
