@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,10 @@ def load_codec(bundle: Bundle) -> TextCodec | None:
     folder = bundle.path / entry.folder
     with _one_line(lambda reason: BundleError(f"the tokenizer in {folder} cannot be read: {reason}")):
         if entry.kind == "tokenizers":
-            return _TokenizersCodec(str(folder / "tokenizer.json"))
+            codec = _TokenizersCodec(str(folder / "tokenizer.json"))
+            if (times := codec.times_of_text) > 1:
+                raise BundleError(f"its post_processor repeats the text {times} times, expected once")
+            return codec
         return _TransformersCodec(str(folder))
 
 
@@ -151,6 +155,12 @@ class _TokenizersCodec:
         with _one_line(_decoding_error):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    @property
+    def times_of_text(self) -> int:
+        """How often the post-processor repeats a text. A cut text of n pieces takes n ** times steps."""
+        processor = self._tokenizer.post_processor
+        return 1 if processor is None else _times_of_text(json.loads(processor.__getstate__()))
+
     @cached_property
     def rules(self) -> DecoderRules:
         tokenizer, decoder = self._tokenizer, self._tokenizer.decoder
@@ -179,6 +189,15 @@ class _TokenizersCodec:
             prefix = list(tokenizer.encode(PREFIX, add_special_tokens=False).tokens)
         types = frozenset() if decoder is None else decoder_types(json.loads(decoder.__getstate__()))
         return NamedTokens(tokenizer.id_to_token, join, prefix, types)
+
+
+def _times_of_text(processor: dict[str, Any]) -> int:
+    """Count a text in the output of a post-processor, as ``tokenizer.json`` describes it."""
+    if processor["type"] == "TemplateProcessing":
+        return sum(piece.get("Sequence", {}).get("id") == "A" for piece in processor["single"])
+    if processor["type"] == "Sequence":
+        return math.prod(_times_of_text(each) for each in processor["processors"])
+    return 1
 
 
 class _TransformersCodec:

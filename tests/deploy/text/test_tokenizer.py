@@ -22,6 +22,7 @@ from support.memory import clear_peak, memory_bytes
 from support.serving.triton_requests import ids_request, text_request
 from support.serving.triton_requests import run as run_requests
 from tightbeam.deploy import BundleError, InputError, Runner
+from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.text.tokenizer import _TokenizersCodec, load_codec
 
 LONG = "the harbour bridge " * 40
@@ -230,3 +231,21 @@ def test_interruptions_pass_through_the_codec(
     monkeypatch.setattr(codec, "_tokenizer", Interrupted())
     with pytest.raises(interruption):
         codec.encode("a town")
+
+
+@pytest.mark.parametrize("times, nested", [(1, False), (1, True), (2, False), (48, True)])
+def test_a_template_that_repeats_the_text_is_refused(bundle: Path, tmp_path: Path, times: int, nested: bool) -> None:
+    """The tokenizers library needs n ** 48 steps to cut a text of n pieces."""
+    opened = Bundle.load(Path(shutil.copytree(bundle, tmp_path / "bundle")))
+    path = opened.path / "tokenizer" / "tokenizer.json"
+    state = json.loads(path.read_text())
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [text] * times, "pair": [text], "special_tokens": {}}
+    state["post_processor"] = {"type": "Sequence", "processors": [template]} if nested else template
+    path.write_text(json.dumps(state))
+    if times == 1:
+        codec = load_codec(opened)
+        assert codec is not None and len(codec.truncate(LONG, 5)) == 5
+    else:
+        with pytest.raises(BundleError, match=f"repeats the text {times} times, expected once"):
+            load_codec(opened)
