@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 import typer
 
 from tightbeam.deploy.console import Version, command_line, say
+from tightbeam.deploy.documents.glossary import Term
 from tightbeam.deploy.errors import BundleError, InputError
+from tightbeam.deploy.inputs.files.document import terms_of
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, threads_per_worker
 
 __all__ = ["main"]
@@ -66,6 +68,15 @@ def serve_model(
             show_default=False,
         ),
     ] = None,
+    glossary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Glossary that a request of /translate may name: a term and its translation in each line, between "
+            "them a tab or a comma. Repeat the option for more files.",
+            show_default=False,
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="Runtime of the models: onnxruntime; tensorrt (the engine that fits the GPU).")
     ] = "onnxruntime",
@@ -115,6 +126,7 @@ def serve_model(
         _check_installed()
         named = _named(bundles)
         pairs = _pairs(pair or [], named)
+        glossaries = _glossaries(glossary or [])
         keys = _keys(api_key_file)
         origins = _origins(cors or [])
         listening = _listen(host, port)
@@ -143,7 +155,9 @@ def serve_model(
                 models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name))
                 stack.callback(models[name].close)
             limits = Limits(body_bytes=max_body_mb << 20, keys=keys)
-            served = make_app(models, metrics, limits=limits, origins=origins, log=log_line if log else None)
+            served = make_app(
+                models, metrics, limits=limits, origins=origins, log=log_line if log else None, glossaries=glossaries
+            )
             if not keys and host not in LOOPBACK:
                 say(f"note: whoever reaches {host} may use the models; pass --api-key-file to ask for a key")
             elif not keys and ANY_ORIGIN in origins:
@@ -203,6 +217,19 @@ def _pairs(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, tuple[s
             )
         pairs[name] = (match[2], match[3])
     return pairs
+
+
+def _glossaries(given: Sequence[str]) -> dict[str, list[Term]]:
+    """Return the terms of files by the names that requests call them. Raises InputError."""
+    found: dict[str, list[Term]] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not equals or not path or not NAME.fullmatch(name):
+            raise InputError(f"--glossary {each} has no name; pass NAME=FILE, the name of letters, digits and ._:/-")
+        if name in found:
+            raise InputError(f"two glossaries are named {name}; pass another NAME={path}")
+        found[name] = terms_of(path)
+    return found
 
 
 def _keys(path: Path | None) -> list[str]:

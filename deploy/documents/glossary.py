@@ -12,7 +12,16 @@ from typing import TypeAlias
 from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.text.scripts import UNSPACED
 
-__all__ = ["FORCED", "FORCING_BEAMS", "ForcedWords", "Glossary", "Term", "glossary_of_pairs", "read_glossary"]
+__all__ = [
+    "FORCED",
+    "FORCING_BEAMS",
+    "ForcedWords",
+    "Glossary",
+    "Term",
+    "glossary_of_pairs",
+    "read_glossary",
+    "read_terms",
+]
 
 FORCED = "force_words_ids"
 FORCING_BEAMS = 4
@@ -66,12 +75,16 @@ class Glossary:
     ) -> None:
         self._encode, self._decode = encode, decode
         self._by_form: Mapping[str, Term] = {form.casefold(): term for term in terms for form in term.source}
-        self._pattern = re.compile(_pattern(list(self._by_form)), re.IGNORECASE)
         self._tokens: dict[tuple[Term, bool], tuple[tuple[int, ...], ...]] = {}
 
     def terms_in(self, text: str) -> list[Term]:
         """Return the terms that occur in a text, in their order, each once; of terms that overlap the longer one."""
-        found = (self._by_form.get(match.group().casefold()) for match in self._pattern.finditer(text))
+        folded = text.casefold()
+        forms = [form for form in self._by_form if form in folded]  # a pattern of all would take far longer
+        if not forms:
+            return []
+        matches = re.finditer(_pattern(forms), text, re.IGNORECASE)
+        found = (self._by_form.get(match.group().casefold()) for match in matches)
         return list(dict.fromkeys(term for term in found if term is not None))
 
     def forced(self, terms: Sequence[Term], text: str) -> ForcedWords:
@@ -100,7 +113,12 @@ class Glossary:
 def read_glossary(
     data: bytes, name: str, encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]
 ) -> Glossary:
-    """Read a glossary: a term and its translation in each line, between them a tab or a comma.
+    """Read a glossary, as `read_terms` does. ``encode`` and ``decode`` are as for `Glossary`. Raises InputError."""
+    return Glossary(read_terms(data, name), encode, decode)
+
+
+def read_terms(data: bytes, name: str) -> list[Term]:
+    """Read the terms of a glossary: a term and its translation in each line, between them a tab or a comma.
 
     Parameters
     ----------
@@ -109,12 +127,10 @@ def read_glossary(
         with ``#``, are left out.
     name
         The file's name, for errors.
-    encode, decode
-        As for `Glossary`.
 
     Returns
     -------
-    Glossary
+    list of Term
 
     Raises
     ------
@@ -136,7 +152,7 @@ def read_glossary(
             raise InputError(f"{name} has more than {MOST_TERMS:,} terms; pass those of one subject")
     if not terms:
         raise InputError(f"{name} has no term; expected lines such as house,Haus|Häuser")
-    return Glossary(terms, encode, decode)
+    return terms
 
 
 def glossary_of_pairs(

@@ -8,14 +8,13 @@ from itertools import count
 from typing import Any
 
 from tightbeam.deploy.documents.format import MOST_BYTES, Format
-from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, read_glossary
-from tightbeam.deploy.documents.glossary import MOST_BYTES as MOST_GLOSSARY_BYTES
+from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary
 from tightbeam.deploy.documents.passages import Document
 from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
-from tightbeam.deploy.errors import GenerationError, InputError, open_fault
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
-from tightbeam.deploy.inputs.files.regular import not_regular
+from tightbeam.deploy.inputs.files.document import read_content, terms_of
 from tightbeam.deploy.inputs.open_input import OpenInput
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished, run_inputs
@@ -60,24 +59,13 @@ def is_translator(model: Model) -> bool:
 
 def read_document(name: str) -> bytes:
     """Read a document's file, but no more than a document may have. Raises InputError."""
-    return _content(name, MOST_BYTES)
+    return read_content(name, MOST_BYTES)
 
 
 def glossary_of(model: Model, name: str) -> Glossary:
     """Read the glossary in a file for a model's tokenizer. Raises InputError."""
     codec = model.text.require_tokenizer()
-    return read_glossary(_content(name, MOST_GLOSSARY_BYTES), name, codec.encode_output, codec.decode)
-
-
-def _content(name: str, most: int) -> bytes:
-    """Return the content of a file, or its first ``most`` bytes and one more. Raises InputError."""
-    try:
-        if kind := not_regular(name):
-            raise InputError(f"{name} is {kind}; pass a file")
-        with open(name, "rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise InputError(f"{open_fault(name, error)}; pass another file") from None
+    return Glossary(terms_of(name), codec.encode_output, codec.decode)
 
 
 @dataclass

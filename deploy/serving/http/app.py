@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tightbeam.deploy.documents.glossary import Term
 from tightbeam.deploy.errors import first_line
 from tightbeam.deploy.serving.dispatch.metrics import COUNTERS, GAUGES, Metrics
 from tightbeam.deploy.serving.http.errors import HttpError, ModelUnknown, openai_error, plain_error
@@ -57,6 +58,7 @@ def make_app(
     limits: Limits,
     origins: Sequence[str] = (),
     log: Callable[[dict[str, Any]], None] | None = None,
+    glossaries: Mapping[str, Sequence[Term]] | None = None,
 ) -> ASGIApp:
     """Make the application.
 
@@ -72,6 +74,8 @@ def make_app(
         Origins of pages that browsers may let use the server (CORS).
     log
         Takes a record of each request.
+    glossaries
+        The terms of glossaries that requests may name.
     """
     app = FastAPI(title="Tightbeam", docs_url=None, redoc_url=None)
     started = now()
@@ -89,7 +93,7 @@ def make_app(
         audio_routes(find),
         realtime_routes(find),
         generate_routes(find),
-        translation_routes(models),
+        translation_routes(models, glossaries or {}),
     )
     for routes in each:
         app.include_router(routes)

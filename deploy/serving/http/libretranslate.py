@@ -6,6 +6,7 @@ Source: LibreTranslate's API reference, version 1.7.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, glossary_of_pairs, read_glossary
+from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, Term, glossary_of_pairs, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document
 from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
@@ -40,6 +41,8 @@ MOST_TERMS, MOST_TERM_CHARACTERS = 1_000, 1 << 16
 """Terms of a request's glossary, and characters of all of them: each costs time in each sentence."""
 FORCED_TOGETHER = 4
 """The most sentences with forced words of their own that a request runs at a time."""
+SEPARATOR = re.compile(r"[,\t\r\n]")
+"""A sign of a glossary's lines, which the name of a glossary has not."""
 MOST_FOUND, LEAST = 5, 0.01
 """The most languages that /detect lists, and the least probability of all but the first."""
 
@@ -84,9 +87,12 @@ class Languages:
         return {code: [other for other in self.own if other != code] for code in self.own}
 
 
-def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
-    """Return the endpoints for the translators among ``models``."""
+def translation_routes(
+    models: Mapping[str, ServedModel], glossaries: Mapping[str, Sequence[Term]] | None = None
+) -> APIRouter:
+    """Return the endpoints for the translators among ``models``. Requests may name one of the ``glossaries``."""
     routes = APIRouter()
+    named = glossaries or {}
     languages = {name: found for name, model in models.items() if (found := Languages.of(model)) is not None}
 
     @routes.post("/translate")
@@ -112,7 +118,7 @@ def translation_routes(models: Mapping[str, ServedModel]) -> APIRouter:
         if terms is not None and wanted:
             raise refused("glossary", "is not for alternatives; leave one of them out")
         if not wanted:
-            glossary = None if terms is None else await asyncio.to_thread(_glossary, models[name], terms)
+            glossary = None if terms is None else await asyncio.to_thread(_glossary, models[name], terms, named)
             made = await while_connected(request, _documents(models[name], given, kind, source, settings, glossary))
             translated, reports = [each.text for each in made], [each.reports for each in made]
             about["translatedText"] = translated if several else translated[0]
@@ -172,8 +178,9 @@ class _Made:
     reports: list[str]
 
 
-def _glossary(model: ServedModel, given: Any) -> Glossary:
-    """Read a request's glossary: pairs of a term and its translation, or the lines of a glossary's file.
+def _glossary(model: ServedModel, given: Any, named: Mapping[str, Sequence[Term]]) -> Glossary:
+    """Read a request's glossary: pairs of a term and its translation, the lines of a glossary's file, or the name of
+    one of the server's.
 
     Raises HttpError.
     """
@@ -183,6 +190,11 @@ def _glossary(model: ServedModel, given: Any) -> Glossary:
     codec = model.codec
     if codec is None:
         raise refused("glossary", "needs a model with a tokenizer; leave it out")
+    if isinstance(given, str) and not SEPARATOR.search(given):
+        if given not in named:
+            held = f"pass one of {', '.join(named)}" if named else "the server has none (serve-model --glossary)"
+            raise refused("glossary", f"is {given[:100]!r}, which is no glossary of this server; {held}")
+        return Glossary(named[given], codec.encode_output, codec.decode)
     terms = given.count("\n") + 1 if pairs is None else len(pairs)
     size = len(given) if pairs is None else sum(map(len, chain.from_iterable(pairs)))
     if terms > MOST_TERMS or size > MOST_TERM_CHARACTERS:

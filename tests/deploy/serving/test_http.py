@@ -25,6 +25,7 @@ from support.bundles.chat import LLAMA, with_template
 from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
+from tightbeam.deploy.documents.glossary import read_terms
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
 from tightbeam.deploy.text import languages
@@ -51,7 +52,11 @@ def runners(folders: dict[str, Path]) -> dict[str, Runner]:
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[HttpServer]:
-    with http_server(folders, pairs={"text": ("en", "de")}, max_batch_size=4) as running:
+    glossaries = {
+        "places": read_terms("town,Größe|forest\n".encode(), "places"),
+        "others": read_terms(b"x,y", "others"),
+    }
+    with http_server(folders, pairs={"text": ("en", "de")}, glossaries=glossaries, max_batch_size=4) as running:
         yield running
 
 
@@ -433,11 +438,15 @@ def test_a_glossary_forces_its_terms(web: httpx.Client, runners: dict[str, Runne
     assert word in made["translatedText"] and made["translatedText"] == expected.data.decode()
     assert made.get("reports", []) == expected.reports
     assert web.post("/translate", data={**fields, "glossary": f"town,{word}\n"}).json() == made
+    own = web.post("/translate", json={**fields, "glossary": [["town", "Größe|forest"]]}).json()
+    assert web.post("/translate", json={**fields, "glossary": "places"}).json() == own
+    assert web.post("/translate", data={**fields, "glossary": "places"}).json() == own != made
     for wrong, problem in (
         ([["town"]], "not a list of pairs"),
         ([["town", " "]], "pair 1 has an empty column"),
         ([["a", "b"]] * 1001, "more than 1,000 terms"),
-        ("town", "line 1 of the glossary has 1 columns"),
+        ("town\n", "line 1 of the glossary has 1 columns"),
+        ("towns", "glossary is 'towns', which is no glossary of this server; pass one of places, others"),
     ):
         answer = web.post("/translate", json={**fields, "glossary": wrong})
         assert answer.status_code == 400 and problem in answer.json()["error"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from tightbeam.deploy.documents.glossary import Term
 from tightbeam.deploy.serving.http.app import PrometheusMetrics, make_app
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.model import ModelOptions, ServedModel
@@ -37,6 +38,7 @@ def http_server(
     limits: Limits | None = None,
     pairs: Mapping[str, tuple[str, str]] | None = None,
     origins: Sequence[str] = (),
+    glossaries: Mapping[str, Sequence[Term]] | None = None,
     **options: Any,
 ) -> Iterator[HttpServer]:
     """Serve bundles by name. ``options``: fields of `ModelOptions`."""
@@ -49,7 +51,9 @@ def http_server(
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         running = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}", models)
-        app = make_app(models, metrics, limits=limits or Limits(), origins=origins, log=running.log.append)
+        app = make_app(
+            models, metrics, limits=limits or Limits(), origins=origins, log=running.log.append, glossaries=glossaries
+        )
         server = uvicorn.Server(config_of(app, 30))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
