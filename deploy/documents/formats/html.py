@@ -40,6 +40,10 @@ MOST_ATTRIBUTES = 2000
 NO = re.compile(r"""\stranslate\s*+=\s*+["']?no\b|\sclass\s*+=\s*+["']?(?:[^"'>]*\s)?notranslate\b""", re.IGNORECASE)
 
 
+LONG_REFERENCE = re.compile(r"&#[0-9]{100,};?")
+"""A reference to a character by so many digits that it is none."""
+
+
 def read(data: bytes) -> Document:
     """Read HTML. Scripts, styles, code and what is marked with translate=no stay."""
     source, encode = decoded(data)
@@ -49,7 +53,7 @@ def read(data: bytes) -> Document:
         if kind == "text":
             _add_text(inline, source, begin, end)
         elif kind == "literal":
-            inline.text(begin, end, html.unescape(source[begin:end]), literal=True)
+            inline.text(begin, end, _unescaped(source[begin:end]), literal=True)
         elif kind == "point":
             inline.point(begin, end)
         elif kind == "open":
@@ -64,7 +68,12 @@ def read(data: bytes) -> Document:
 
 def _add_text(inline: InlineText, source: str, begin: int, end: int) -> None:
     raw = source[begin:end]
-    inline.text(begin, end, html.unescape(raw) if "&" in raw else None)
+    inline.text(begin, end, _unescaped(raw) if "&" in raw else None)
+
+
+def _unescaped(raw: str) -> str:
+    """Return a text without references to characters. Python refuses to read thousands of digits of one."""
+    return html.unescape(LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
 
 
 def _tokens(source: str) -> Iterator[tuple[str, int, int, str]]:

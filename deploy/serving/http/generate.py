@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
-from starlette.datastructures import FormData, UploadFile
+from fastapi.responses import Response
+from starlette.datastructures import UploadFile
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import first_line
@@ -20,7 +21,7 @@ from tightbeam.deploy.inputs.json_line import json_value
 from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_event
 from tightbeam.deploy.serving.http.errors import HttpError, plain_error, refused
 from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
-from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.http.streams import event_stream, json_text, while_connected
 from tightbeam.deploy.serving.protocol.messages import Row
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, MESSAGES, TEXT
 
@@ -28,6 +29,10 @@ __all__ = ["body_fields", "generate_routes", "json_fields"]
 
 STRINGS = (TEXT, MESSAGES, AUDIO_FILE, IMAGE)
 NUMBERS: Mapping[str, type] = {INPUT_IDS: np.int64, AUDIO: np.float32}
+MOST_FIELDS = 64
+"""Fields of a form."""
+MOST_FORM_BYTES = 1 << 20
+"""Bytes of a form without files. It is read between two events of all clients, and takes 25 times its length."""
 
 
 def generate_routes(find: Callable[[str], ServedModel]) -> APIRouter:
@@ -60,8 +65,8 @@ async def body_fields(request: Request, files: Collection[str] = ()) -> dict[str
     """
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/form-data"):
-        async with request.form(max_files=16, max_fields=64, max_part_size=1 << 20) as form:
-            fields = _once(form)
+        async with request.form(max_files=16, max_fields=MOST_FIELDS, max_part_size=1 << 20) as form:
+            fields = _once(form.multi_items())
             for name, each in form.items():
                 if isinstance(each, UploadFile):
                     if name not in files:
@@ -70,17 +75,28 @@ async def body_fields(request: Request, files: Collection[str] = ()) -> dict[str
             return fields
     body = await request.body()
     if kind.startswith("application/x-www-form-urlencoded") and not body.lstrip().startswith(b"{"):  # as curl -d says
-        return _once(await request.form(max_fields=64))
+        return _once(_pairs(body))
     return json_fields(body)
 
 
-def _once(form: FormData) -> dict[str, Any]:
+def _pairs(body: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a form without files. Raises HttpError."""
+    if len(body) > MOST_FORM_BYTES:
+        raise HttpError(413, f"the form has more than {MOST_FORM_BYTES:,} bytes; send JSON")
+    try:
+        return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise HttpError(400, f"the form has more than {MOST_FIELDS} fields; send fewer, or JSON") from None
+
+
+def _once(given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a form. Raises HttpError for one that stands twice."""
-    names = [name for name, _ in form.multi_items()]
-    if len(form) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise refused(twice[:100], "stands twice, expected once; send several texts as a list in JSON")
-    return dict(form)
+    fields: dict[str, Any] = {}
+    for name, value in given:
+        if name in fields:
+            raise refused(name[:100], "stands twice, expected once; send several texts as a list in JSON")
+        fields[name] = value
+    return fields
 
 
 def json_fields(body: bytes) -> dict[str, Any]:
@@ -100,14 +116,15 @@ async def _run(request: Request, model: ServedModel, fields: dict[str, Any], *, 
     if stream:
         return await event_stream(request, _stream(model, inputs, settings, head), plain_error)
     rows = await while_connected(request, model.rows(inputs, settings))
-    return JSONResponse({**head, **_flat(tensors_of([row.output for row in rows], rows[0].fill)), **_notes(rows)})
+    tensors = tensors_of([row.output for row in rows], rows[0].fill)
+    return Response(await json_text({**head, **tensors, **_notes(rows)}), media_type="application/json")
 
 
 async def _stream(
     model: ServedModel, inputs: dict[str, Array], settings: dict[str, Any], head: dict[str, str]
 ) -> AsyncIterator[dict[str, Any]]:
     async for event in model.events(inputs, settings, stream=True):
-        yield {**head, **_flat(tensors_of_event(event)), **_notes([event] if isinstance(event, Row) else [])}
+        yield {**head, **tensors_of_event(event), **_notes([event] if isinstance(event, Row) else [])}
 
 
 def _notes(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -157,12 +174,3 @@ def _rows(name: str, value: Any) -> list[list[float]]:
         if name == AUDIO and any(abs(each) >= 2**63 for each in row):
             raise refused(name, "holds a number that is not a sample; send numbers from -1 to 1")
     return rows
-
-
-def _flat(tensors: dict[str, Array]) -> dict[str, Any]:
-    """Write arrays as Triton does: flat lists, and one element without a list."""
-    made: dict[str, Any] = {}
-    for name, array in tensors.items():
-        values = [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
-        made[name] = values[0] if len(values) == 1 else values
-    return made

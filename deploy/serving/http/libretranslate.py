@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NoReturn
 
 import langcodes
@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, Term, glossary_of_pairs, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
-from tightbeam.deploy.documents.passages import Document
+from tightbeam.deploy.documents.passages import Document, NewText
 from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.translation import AUTO
@@ -37,6 +37,8 @@ __all__ = ["Languages", "translation_routes"]
 
 MOST_CHARACTERS = 1 << 18
 """Characters of the texts of a request."""
+MOST_TEXTS = 1 << 13
+"""Texts of a request."""
 MOST_TERMS, MOST_TERM_CHARACTERS = 1_000, 1 << 16
 """Terms of a request's glossary, and characters of all of them: each costs time in each sentence."""
 FORCED_TOGETHER = 4
@@ -100,6 +102,8 @@ def translation_routes(
         fields = await body_fields(request)
         _check_key(request, fields)
         given, several = _texts(fields.get("q"))
+        if sum(map(len, given)) > MOST_CHARACTERS:
+            raise refused("q", f"has more than {MOST_CHARACTERS:,} characters; send it in pieces")
         kind = fields.get("format", "text") or "text"
         if kind not in ("text", "html"):
             raise refused("format", f"is {str(kind)[:40]!r}, expected text or html")
@@ -165,6 +169,8 @@ def _check_key(request: Request, fields: Mapping[str, Any]) -> None:
 def _texts(given: Any) -> tuple[list[str], bool]:
     if isinstance(given, str):
         return [given], False
+    if isinstance(given, list) and len(given) > MOST_TEXTS:
+        raise refused("q", f"has {len(given):,} texts, expected {MOST_TEXTS:,} at most; send them in several requests")
     if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
         return given, True
     raise refused("q", "is missing; send the text to translate, or a list of texts")
@@ -221,8 +227,6 @@ async def _documents(
     glossary: Glossary | None = None,
 ) -> list[_Made]:
     """Translate documents, the sentences of all of them together. Raises HttpError."""
-    if sum(map(len, given)) > MOST_CHARACTERS:
-        raise refused("q", f"has more than {MOST_CHARACTERS:,} characters; send it in pieces")
     how = Translator(language.split("-")[0], partial(_fits, model), glossary)
     try:
         async with asyncio.timeout(model.deadline_s):
@@ -244,9 +248,14 @@ async def _in_rounds(
     while isinstance(step, list):
         found = await _translated(model, step, settings)
         step = await asyncio.to_thread(next_step, rounds, found)
-    made, passages = [], zip(step.texts, step.reports_of, strict=True)
+    return await asyncio.to_thread(_written, documents, list(zip(step.texts, step.reports_of, strict=True)))
+
+
+def _written(documents: Sequence[Document], passages: Sequence[tuple[NewText, list[str]]]) -> list[_Made]:
+    """Write documents with the texts and reports of the passages of all of them."""
+    made, left = [], iter(passages)
     for document in documents:
-        own = [next(passages) for _ in document.passages]
+        own = list(islice(left, len(document.passages)))
         text = document.write([text for text, _ in own]).decode()
         made.append(_Made(text, list(chain.from_iterable(reports for _, reports in own))))
     return made

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import io
 import json
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.documents.glossary import read_terms
+from tightbeam.deploy.serving.http import streams
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
 from tightbeam.deploy.text import languages
@@ -395,13 +398,64 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
         ({"q": "a", "source": "auto", "target": "en"}, 400, "no model translates from auto to en"),
         ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "expected text or html"),
         ({"q": "x" * 300_000, "source": "en", "target": "de", "format": "html"}, 400, "262,144 characters"),
+        ({"q": ["<b>"] * 20_000, "source": "auto", "target": "de", "format": "html"}, 400, "8,192 at most"),
+        ({"q": ["<b>" * 87_000] * 9, "source": "auto", "target": "de", "format": "html"}, 400, "262,144 characters"),
         ({"source": "en", "target": "de"}, 400, "q is missing"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": "many"}, 400, "alternatives"),
     ],
 )
 def test_wrong_translations_are_refused(web: httpx.Client, fields: dict[str, Any], status: int, expected: str) -> None:
-    answer = web.post("/translate", data=fields)
+    answer = web.post("/translate", json=fields)
     assert answer.status_code == status and expected in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "expected"),
+    [
+        (b"&" * 65, 400, "more than 64 fields"),
+        (b"q=" + b"a" * (1 << 20), 413, "more than 1,048,576 bytes; send JSON"),
+        (b"q=a&source=en&q=b", 400, "q stands twice"),
+    ],
+)
+def test_a_form_is_bounded(web: httpx.Client, form: bytes, status: int, expected: str) -> None:
+    """8 MB of ampersands held the server for 8 seconds."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    response = web.post("/translate", content=form, headers=headers)
+    assert response.status_code == status and expected in response.json()["error"]
+
+
+def test_a_form_is_read_as_utf8(web: httpx.Client, runners: dict[str, Runner]) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    for form in ("q=une maison \u00e9troite", "q=une+maison+%C3%A9troite"):
+        response = web.post("/translate", content=f"{form}&source=en&target=de".encode(), headers=headers)
+        expected = runners["text"].generate_text(["une maison \u00e9troite"])[0]
+        assert response.json() == {"translatedText": expected}
+
+
+def test_a_name_that_is_not_utf8_is_refused(web: httpx.Client) -> None:
+    body = rb'{"model": "chat", "prompt": "a", "\ud800": 1}'
+    response = web.post("/v1/completions", content=body)
+    assert response.status_code == 400 and "not UTF-8" in response.json()["error"]["message"]
+
+
+def test_many_log_probabilities_are_refused(web: httpx.Client) -> None:
+    """Each takes 0.5 kB in the process that all clients share."""
+    asked = {"model": "chat", "prompt": ["a", "b"], "n": 128, "max_tokens": 10**6, "logprobs": 20}
+    response = web.post("/v1/completions", json=asked)
+    assert response.status_code == 400 and "more than 262,144" in response.json()["error"]["message"]
+
+
+def test_large_answers_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's writer of JSON holds the interpreter: for an answer of 60 MB no other client was served for 5 s."""
+    threads, written = [], streams._written
+    monkeypatch.setattr(
+        streams, "_written", lambda each: (threads.append(threading.current_thread()), written(each))[1]
+    )
+    fields = {"a": np.array([b"x"], object), "b": np.array([[1.5, np.inf], [np.nan, 2]]), "c": [1, {"d": "\u00e9"}]}
+    assert asyncio.run(streams.json_text(fields)) == '{"a":"x","b":[1.5,null,null,2.0],"c":[1,{"d":"\u00e9"}]}'
+    ids = np.arange(3 * streams.PIECE + 5)
+    assert json.loads(asyncio.run(streams.json_text({"ids": ids.reshape(1, -1)}))) == {"ids": ids.tolist()}
+    assert [each is threading.main_thread() for each in threads] == [True, False]
 
 
 def test_html_keeps_its_markup(web: httpx.Client, runners: dict[str, Runner]) -> None:

@@ -132,6 +132,28 @@ def test_a_wrong_message_is_an_error_and_the_session_goes_on(server: HttpServer,
         assert socket.read()["type"] == "input_audio_buffer.cleared"
 
 
+def test_a_message_that_quotes_half_a_character_is_answered(server: HttpServer) -> None:
+    """The answers quote it in escapes; as it is it has no UTF-8, which ended the session without a word."""
+    with Socket(server) as socket:
+        socket.ask("nothing", event_id="\ud800")
+        assert socket.read()["error"]["event_id"] == "\ud800"
+        socket.ask("session.update", session=session(transcription={"model": "speech", "prompt": "\ud800"}))
+        assert socket.read()["session"]["audio"]["input"]["transcription"]["prompt"] == "\ud800"
+        socket.ask("input_audio_buffer.append", audio=pcm(0.6))
+        assert "prompt" in socket.until("error")[-1]["error"]["message"]
+
+
+def test_sound_of_no_sample_begins_nothing(server: HttpServer) -> None:
+    with Socket(server) as socket:
+        socket.ask("input_audio_buffer.append", audio="")
+        socket.ask("input_audio_buffer.commit")
+        assert "no sound has come" in socket.read()["error"]["message"]
+        socket.ask("input_audio_buffer.append", audio=pcm(0.6))
+        socket.ask("input_audio_buffer.append", audio="")
+        socket.ask("input_audio_buffer.commit")
+        assert socket.until(f"{TRANSCRIPTION}.completed")
+
+
 def test_a_model_or_a_setting_that_has_no_live_sound_is_an_error(server: HttpServer) -> None:
     with Socket(server) as socket:
         socket.ask("session.update", session=session(transcription={"model": "text"}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -190,6 +191,8 @@ class _Session:
             raise refused("audio", "is not base64; send 16-bit samples of one channel in base64") from None
         if len(data) % 2:
             raise refused("audio", "is half a sample at its end; send 16-bit samples")
+        if not data:
+            return
         live = self._live or self._begin()
         samples: Array = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
         for block in [samples] if self._resampler is None else self._resampler.run(samples):
@@ -297,7 +300,8 @@ class _Session:
 
     async def _send(self, kind: str, **fields: Any) -> None:
         async with self._sending:
-            await self._socket.send_json({"type": kind, "event_id": _new_id("event"), **fields})
+            event = {"type": kind, "event_id": _new_id("event"), **fields}
+            await self._socket.send_text(json.dumps(event))  # escaped, since it may quote half a character
 
 
 def _new_id(kind: str) -> str:

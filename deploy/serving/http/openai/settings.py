@@ -14,6 +14,7 @@ from tightbeam.deploy.errors import place_of
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, refused
 from tightbeam.deploy.serving.http.generate import json_fields
+from tightbeam.deploy.serving.http.model import ServedModel
 from tightbeam.deploy.text.tokenizer import TextCodec
 
 __all__ = ["TextRequest", "finish_reason", "now", "token_logprobs", "usage_of"]
@@ -51,6 +52,8 @@ REFUSED = {
 """Fields that would change an answer, and what is said of them. One without a value (null, 0, an empty list) passes."""
 PASSING: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "tool_choice": "none"}
 """Values of these fields that ask for nothing."""
+MOST_LOGPROBS = 1 << 18
+"""Log-probabilities of an answer: a token's takes 0.5 kB until it is sent."""
 
 
 class StreamOptions(BaseModel):
@@ -83,6 +86,8 @@ class TextRequest(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             kinds = ("list[", "str", "int")  # of a union, which stand in the place of an error
+            if not first["loc"]:
+                raise HttpError(400, "the name of a field is not UTF-8; send OpenAI's fields, and settings") from None
             name, *inner = first["loc"]
             field = place_of([name, *(each for each in inner if not str(each).startswith(kinds))])
             raise HttpError(400, f"{field}: {first['msg']}"[:1000], param=field) from None
@@ -91,6 +96,18 @@ class TextRequest(BaseModel):
     def stops(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    def check_logprobs(self, model: ServedModel, alternatives: int, *, rows: int, new: Any) -> None:
+        """Raise HttpError if log-probabilities of ``rows`` inputs with ``new`` tokens would be too many."""
+        positions = model.manifest.sizes.max_target
+        length = min(new, positions) if isinstance(new, int) and new > 0 else positions
+        sequences = (self.model_extra or {}).get("num_return_sequences", self.n or 1)
+        if isinstance(sequences, int) and rows * sequences * length * (1 + alternatives) > MOST_LOGPROBS:
+            raise refused(
+                "logprobs",
+                f"would be more than {MOST_LOGPROBS:,}, by the sequences, their tokens and the alternatives of each; "
+                "lower max_tokens, n or top_logprobs",
+            )
 
     def settings(self, alternatives: int | None) -> dict[str, Any]:
         """Return the settings of ``model.generate``.

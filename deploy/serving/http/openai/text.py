@@ -5,6 +5,7 @@ Source: OpenAI's API reference, ``/v1/completions`` and ``/v1/chat/completions``
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -95,11 +96,18 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
             begin = [text for text in shown for _ in range(asked.n or 1)] if asked.echo else []
             events = _stream(model, asked, asked.inputs(model), settings, head, chunk, begin)
             return await event_stream(request, events, openai_error, end="[DONE]")
-        outputs = await while_connected(request, model.outputs(asked.inputs(model), settings))
+        inputs = asked.inputs(model)
+        if asked.logprobs is not None:
+            asked.check_logprobs(
+                model, asked.logprobs, rows=len(next(iter(inputs.values()))), new=settings["max_new_tokens"]
+            )
+        outputs = await while_connected(request, model.outputs(inputs, settings))
         choices: list[dict[str, Any]] = []
         for row, output in enumerate(outputs):
             for place, (text, reason) in enumerate(_results(output, asked.stops)):
-                logprobs = None if asked.logprobs is None else _legacy_logprobs(model, output, place)
+                logprobs = None
+                if asked.logprobs is not None:
+                    logprobs = await asyncio.to_thread(_legacy_logprobs, model, output, place)
                 choice = {"text": shown[row] + text, "index": len(choices), "logprobs": logprobs}
                 choices.append({**choice, "finish_reason": reason})
         return JSONResponse({**head, "choices": choices, "usage": usage_of(outputs)})
@@ -113,6 +121,8 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
         settings = asked.settings((asked.top_logprobs or 0) if asked.logprobs else None)
         if asked.max_completion_tokens is not None:
             settings["max_new_tokens"] = asked.max_completion_tokens
+        if asked.logprobs:
+            asked.check_logprobs(model, asked.top_logprobs or 0, rows=1, new=settings.get("max_new_tokens"))
         inputs = {MESSAGES: texts([json.dumps(asked.messages)])}
         created = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": now(), "model": model.name}
         if asked.stream:
@@ -129,7 +139,8 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
         for place, (text, reason) in enumerate(_results(outputs[0], asked.stops)):
             logprobs = None
             if asked.logprobs:
-                logprobs = {"content": token_logprobs(model.codec, outputs[0], place), "refusal": None}
+                content = await asyncio.to_thread(token_logprobs, model.codec, outputs[0], place)
+                logprobs = {"content": content, "refusal": None}
             message = {"role": "assistant", "content": text, "refusal": None}
             choice = {"index": place, "message": message, "logprobs": logprobs}
             choices.append({**choice, "finish_reason": reason})
