@@ -68,6 +68,15 @@ def serve_model(
             show_default=False,
         ),
     ] = None,
+    trie: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="File of build-trie that requests may name, without its ending, to allow only the outputs in it; "
+            "NAME, a model's, is needed if there are several models. Repeat the option for more files.",
+            show_default=False,
+        ),
+    ] = None,
     glossary: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,6 +135,7 @@ def serve_model(
         _check_installed()
         named = _named(bundles)
         pairs = _pairs(pair or [], named)
+        tries = _tries(trie or [], named)
         glossaries = _glossaries(glossary or [])
         keys = _keys(api_key_file)
         origins = _origins(cors or [])
@@ -152,7 +162,7 @@ def serve_model(
         with ExitStack() as stack:
             stack.callback(listening.close)
             for name, path in named.items():
-                models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name))
+                models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name), tries.get(name, ()))
                 stack.callback(models[name].close)
             limits = Limits(body_bytes=max_body_mb << 20, keys=keys)
             served = make_app(
@@ -217,6 +227,19 @@ def _pairs(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, tuple[s
             )
         pairs[name] = (match[2], match[3])
     return pairs
+
+
+def _tries(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, list[Path]]:
+    """Return the files of tries by the names of their models. Raises InputError."""
+    found: dict[str, list[Path]] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not equals and len(named) == 1:
+            name, path = next(iter(named)), each
+        if name not in named or not path:
+            raise InputError(f"--trie {each} names no model; pass NAME=FILE, NAME being one of {', '.join(named)}")
+        found.setdefault(name, []).append(Path(path))
+    return found
 
 
 def _glossaries(given: Sequence[str]) -> dict[str, list[Term]]:

@@ -18,6 +18,7 @@ import stat
 import struct
 import sys
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tightbeam.deploy.bundle.atomic_file import remove_partial, write_file
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.tries.trie import Trie
 
-__all__ = ["read_trie", "write_trie"]
+__all__ = ["check_tries", "read_trie", "write_trie"]
 
 MAGIC = b"TBTRIE\0\0"
 VERSION = 1
@@ -131,3 +132,21 @@ def _is_trie(offsets: Nodes, tokens: Nodes) -> bool:
     begins = np.zeros(edges, np.bool_)
     begins[first] = True
     return bool((begins[1:] | (tokens[1:] > tokens[:-1])).all())
+
+
+def check_tries(files: Sequence[Path], vocabulary: int) -> None:
+    """Raise InputError for files of tries that cannot be served with a model of so many tokens.
+
+    Requests call a trie by the file's name without its ending, so two files may not share it.
+    """
+    names = [file.stem for file in files]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"two of the tries have the name {twice}; rename a file")
+    for file in files:
+        trie = read_trie(file)
+        if trie.vocabulary > vocabulary:
+            raise InputError(
+                f"{file} holds token {trie.vocabulary - 1}, outside the vocabulary of {vocabulary}; "
+                "build it with this bundle"
+            )

@@ -27,6 +27,7 @@ from tightbeam.deploy.serving.protocol.messages import Row, WorkerSettings
 from tightbeam.deploy.serving.protocol.parameters import most_rows
 from tightbeam.deploy.serving.protocol.tensors import LENGTHS
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
+from tightbeam.deploy.tries.file import check_tries
 
 __all__ = ["ModelOptions", "ServedModel", "padded", "texts"]
 
@@ -82,13 +83,15 @@ class ServedModel:
         Makes the metrics of the model from its name and the most rows of a request.
     languages
         The pair of languages of a translator whose checkpoint names none.
+    tries
+        Files of tries that requests may name.
 
     Raises
     ------
     BundleError
         The bundle is damaged.
     InputError
-        The checkpoint searches with more beams than ``options.max_rows``.
+        The checkpoint searches with more beams than ``options.max_rows``, or a trie cannot be used with it.
     WorkerError
         The model cannot be loaded.
     """
@@ -100,10 +103,12 @@ class ServedModel:
         options: ModelOptions,
         metrics: Callable[[str, int], Metrics],
         languages: tuple[str, str] | None = None,
+        tries: Sequence[Path] = (),
     ) -> None:
         self.name, self.pair, self._options = name, languages, options
         self.bundle = Bundle.load(path, verify=False)
         self.manifest = self.bundle.manifest
+        check_tries(tries, self.manifest.sizes.vocabulary)
         worker = WorkerProcess(
             WorkerSettings(
                 bundle=str(path),
@@ -112,6 +117,7 @@ class ServedModel:
                 device=options.device,
                 max_rows=options.rows(self.bundle),
                 server=None,
+                tries={file.stem: str(file) for file in tries},
             )
         )
         most = options.max_batch_size

@@ -78,6 +78,8 @@ class WorkerSettings(BaseModel):
         The most rows (samples x beams) that take steps together.
     max_request_rows : int or None
         The most rows (inputs) of a request; None for any number.
+    tries : dict
+        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
     server : Server or None
         The Triton server to ask for a reload when the backend is killed; None for another front, which ends with it.
     verified : tuple of str
@@ -92,6 +94,7 @@ class WorkerSettings(BaseModel):
     server: Server | None
     verified: tuple[str, ...] = ()
     max_request_rows: int | None = None
+    tries: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tightbeam.deploy.bundle.atomic_dir import incomplete_folder, write_folder
 from tightbeam.deploy.bundle.engine_files import ENGINE_FILE, ENGINES, build_command, engine_names, load_engine
 from tightbeam.deploy.bundle.manifest import MANIFEST
 from tightbeam.deploy.bundle.reader import Bundle
+from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE
 from tightbeam.deploy.serving.repository.config import (
     MADE_BY,
@@ -34,7 +35,8 @@ from tightbeam.deploy.serving.repository.config import (
     settings_of,
 )
 from tightbeam.deploy.serving.repository.readme import readme
-from tightbeam.deploy.serving.repository.tries import check_tries, copy_tries
+from tightbeam.deploy.serving.repository.tries import copy_tries
+from tightbeam.deploy.tries.file import check_tries
 
 __all__ = ["ServedModel", "served_models", "settings_there", "write_model"]
 
@@ -148,7 +150,10 @@ def write_model(
         The bundle lacks the TensorRT engine that the settings name.
     """
     settings.check()
-    check_tries(tries, bundle.manifest.sizes.vocabulary)
+    try:
+        check_tries(tries, bundle.manifest.sizes.vocabulary)
+    except InputError as error:
+        raise RepositoryError(str(error)) from None
     engine, _, engine_name = settings.engine.partition(":")
     if engine_name:
         load_engine(bundle, engine_name, verify=False)

@@ -11,30 +11,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.serving.protocol.parameters import TRIE_SUFFIX, TRIES
-from tightbeam.deploy.serving.repository.config import RepositoryError
-from tightbeam.deploy.tries.file import read_trie
 
-__all__ = ["check_tries", "copy_tries"]
-
-
-def check_tries(files: Sequence[Path], vocabulary: int) -> None:
-    """Raise RepositoryError for tries that cannot be served with a model of so many tokens."""
-    names = [file.stem for file in files]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise RepositoryError(f"two of the tries have the name {twice}; rename a file")
-    for file in files:
-        try:
-            trie = read_trie(file)
-        except InputError as error:
-            raise RepositoryError(str(error)) from None
-        if trie.vocabulary > vocabulary:
-            raise RepositoryError(
-                f"{file} holds token {trie.vocabulary - 1}, outside the vocabulary of {vocabulary}; "
-                "build it with this bundle"
-            )
+__all__ = ["copy_tries"]
 
 
 def copy_tries(files: Sequence[Path], version: Path) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
@@ -90,7 +91,13 @@ def _run(model: Model, backend: Connection, settings: WorkerSettings) -> None:
         with _pipe():
             backend.send(report)
 
-    running = RunningRequests(model, max_rows=settings.max_rows, max_request_rows=settings.max_request_rows, send=send)
+    running = RunningRequests(
+        model,
+        max_rows=settings.max_rows,
+        max_request_rows=settings.max_request_rows,
+        send=send,
+        tries={name: Path(file) for name, file in settings.tries.items()},
+    )
     while True:
         end = time.monotonic() + READ_SECONDS
         while not running.active or time.monotonic() < end:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import count
 from math import ceil
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
@@ -92,11 +93,19 @@ class RequestParser:
         The most rows (samples x beams) that take steps together.
     max_request_rows
         The most rows (inputs) of a request; None for any number.
+    tries
+        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
     """
 
-    def __init__(self, model: Model, max_rows: int, max_request_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        max_rows: int,
+        max_request_rows: int | None = None,
+        tries: Mapping[str, Path] | None = None,
+    ) -> None:
         self._model, self._max_rows, self._max_request_rows = model, max_rows, max_request_rows
-        self._tries = served_tries(model.bundle.path)
+        self._tries = {**served_tries(model.bundle.path), **(tries or {})}
         self._numbers = count()
         self._cached_settings = lru_cache(CACHED)(self._read_settings)
         self._cached_readers = lru_cache(CACHED)(self._reader)

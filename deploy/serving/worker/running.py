@@ -6,9 +6,10 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
@@ -108,14 +109,22 @@ class RunningRequests(NullEvents):
         The most rows (inputs) of a request; None for any number.
     send
         Function that takes the events, and the work that was done since its last call.
+    tries
+        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
     """
 
     def __init__(
-        self, model: Model, *, max_rows: int, max_request_rows: int | None = None, send: Callable[[Report], None]
+        self,
+        model: Model,
+        *,
+        max_rows: int,
+        max_request_rows: int | None = None,
+        send: Callable[[Report], None],
+        tries: Mapping[str, Path] | None = None,
     ) -> None:
         self._model, self._send, self._max_rows = model, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
-        self._parser = RequestParser(model, max_rows, max_request_rows)
+        self._parser = RequestParser(model, max_rows, max_request_rows, tries)
         self._parsing = ParsingThreads(self._announce)
         self._sending = threading.Lock()
         self._rows: dict[int, list[_OpenRow]] = {}  # by request

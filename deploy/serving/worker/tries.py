@@ -41,7 +41,7 @@ def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> 
     if name is None:
         return dict(settings)
     if not isinstance(name, str) or name not in tries:
-        held = f"it has {', '.join(tries)}" if tries else "it has none (triton-repo --trie)"
+        held = f"it has {', '.join(tries)}" if tries else "it has none (triton-repo --trie, serve-model --trie)"
         raise InputError(f"{TRIE}={name!r} is not a trie of this model; {held}")
     try:
         return {**settings, TRIE: read_trie(tries[name])}

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from support.bundles.cache import BundleCache
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.serve_model import app
+from tightbeam.deploy.tries.build import build_trie
+from tightbeam.deploy.tries.file import write_trie
 
 SETTINGS: dict[str, Any] = {"num_beams": 1, "min_new_tokens": 50, "max_new_tokens": 50}
 
@@ -31,6 +33,7 @@ SETTINGS: dict[str, Any] = {"num_beams": 1, "min_new_tokens": 50, "max_new_token
         (["m=a", "m=b"], "two models are named m; pass another NAME=b"),
         (["m", "--pair", "english"], "--pair english is not a pair of languages; pass SOURCE-TARGET, such as en-de"),
         (["m=a", "n=b", "--pair", "en-de"], "--pair en-de names no model; pass NAME=en-de, NAME being one of m, n"),
+        (["m=a", "n=b", "--trie", "t.trie"], "--trie t.trie names no model; pass NAME=FILE, NAME being one of m, n"),
         (["m", "--glossary", "/dev/null"], "--glossary /dev/null has no name; pass NAME=FILE"),
         (["m", "--glossary", "law=/nowhere"], "/nowhere"),
         (["m", "--glossary", "law=/dev/null"], "/dev/null is a pipe or a device, not a file"),
@@ -65,9 +68,9 @@ def test_fewer_rows_than_the_beams_of_the_checkpoint_are_refused(bundles: Bundle
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of the model m in a process of its own, and its address."""
-    command = [sys.executable, "-m", "tightbeam.deploy.commands.serve_model", f"m={folder}", "--port", "0"]
+    command = [sys.executable, "-m", "tightbeam.deploy.commands.serve_model", f"m={folder}", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
@@ -111,3 +114,23 @@ def test_a_signal_lets_a_running_request_end(bundles: BundleCache) -> None:
         assert server.wait(60) == 0
     expected = Runner.load(folder, threads=1).generate_text(["a town"], **SETTINGS)
     assert f'"TEXT": "{expected[0]}"' in answers[-1]
+
+
+def test_requests_name_a_trie_of_the_command(bundles: BundleCache, tmp_path: Path) -> None:
+    folder, file = bundles("dedup", tokenizer=True), tmp_path / "birds.trie"
+    write_trie(build_trie([[7, 8, 9], [20, 21]], end_token_id=2), file)
+    request = {"TEXT": "a town", "num_beams": 2, "max_new_tokens": 6}
+    with served(folder, "--trie", str(file)) as (_, url):
+        found = httpx.post(f"{url}/generate", json={**request, "trie": "birds"}, timeout=60).json()
+        refused = httpx.post(f"{url}/generate", json={**request, "trie": "fish"}, timeout=60)
+    runner = Runner.load(folder, threads=1)
+    assert [found["TEXT"]] == runner.generate_text(["a town"], num_beams=2, max_new_tokens=6, trie=file)
+    assert [found["TEXT"]] != runner.generate_text(["a town"], num_beams=2, max_new_tokens=6)
+    assert refused.status_code == 400 and "trie='fish' is not a trie of this model; it has birds" in refused.text
+
+
+def test_a_trie_of_another_vocabulary_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
+    write_trie(build_trie([[4000]]), tmp_path / "large.trie")
+    options = [f"m={bundles('dedup')}", "--port", "0", "--trie", f"m={tmp_path}/large.trie"]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 1 and "holds token 4000, outside the vocabulary of 101; build it with" in done.stderr

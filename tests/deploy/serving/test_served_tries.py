@@ -70,7 +70,10 @@ def test_a_damaged_trie_is_a_fault_of_the_server(bundles: BundleCache, files: li
 def test_a_model_without_tries(bundles: BundleCache) -> None:
     runner = Runner.load(bundles("dedup"), threads=1)
     (refused,) = run(runner, [ids_request(1, [5], trie="birds")], max_rows=20).refusals().values()
-    assert "trie='birds' is not a trie of this model; it has none (triton-repo --trie)" in refused.message
+    assert (
+        "trie='birds' is not a trie of this model; it has none (triton-repo --trie, serve-model --trie)"
+        in refused.message
+    )
 
 
 def test_tries_that_cannot_be_served(bundles: BundleCache, files: list[Path], tmp_path: Path) -> None:
