@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from onnx import helper
-from tokenizers import Tokenizer
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -21,6 +20,7 @@ from tightbeam.export.accuracy.reference import SEED, Generation, Reference
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.errors import ExportError
 from tightbeam.export.one_graph.graph import PROMPT_INPUT, SCALARS, options_of, scalars_of
+from tightbeam.export.one_graph.graph_tokenizer import GraphTokenizer
 from tightbeam.export.one_graph.text import BROKEN, session_with_text
 from tightbeam.export.one_graph.write import TEXT_GRAPH, bundle_tokenizer
 from tightbeam.graph_passes.model import Array
@@ -105,15 +105,15 @@ def _settings(session: ort.InferenceSession, options: GenerationOptions, samples
     return settings
 
 
-def _compare_texts(session: ort.InferenceSession, tokenizer: Tokenizer, manifest: Manifest) -> None:
+def _compare_texts(session: ort.InferenceSession, tokenizer: GraphTokenizer, manifest: Manifest) -> None:
     options, sources = options_of(manifest), list(SAMPLE_TEXTS[:2])
     inputs = {"text": np.array(sources, object), **_settings(session, options, len(sources))}
     inputs["max_new_tokens"] = np.array(SHORT)
     texts, sequences, lengths, _ = session.run(None, inputs)
-    prompts = [len(tokenizer.encode(source).ids) for source in sources]
+    prompts = [len(tokenizer.encode(source, None)) for source in sources]
     given = max(prompts) if manifest.sizes.decoder_only else len(options.prompt)
     for text, tokens, length in zip(texts, sequences, lengths, strict=True):
-        expected = tokenizer.decode(tokens[given:length].tolist(), skip_special_tokens=True)
+        expected = tokenizer.decode(tokens[given:length].tolist())
         if text != expected and BROKEN not in expected:
             raise ExportError(
                 f"the graph with a tokenizer writes {text!r}, expected {expected!r}; please report this with the "

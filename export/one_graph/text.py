@@ -19,6 +19,7 @@ from tightbeam.deploy.bundle.manifest import Manifest, ModelSizes
 from tightbeam.deploy.runtimes._onnxruntime import is_runtime_error
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.one_graph.graph import OLDER_OPSET, options_of
+from tightbeam.export.one_graph.graph_tokenizer import GraphTokenizer, of_class, of_file
 from tightbeam.export.one_graph.tokenizer import FIX, TEXT_DOMAIN, decoding_nodes, encoding_nodes
 from tightbeam.export.one_graph.tokenizer_texts import texts_of
 from tightbeam.graph_passes import Sizes
@@ -31,7 +32,6 @@ __all__ = [
     "longest_text",
     "session_with_text",
     "text_graph",
-    "uncut",
 ]
 
 Sample = TypeVar("Sample")
@@ -64,7 +64,7 @@ def session_with_text(model: Path | bytes) -> ort.InferenceSession:
 
 
 def text_graph(
-    model: onnx.ModelProto, tokenizer: Tokenizer, manifest: Manifest, features: onnx.ModelProto | None = None
+    model: onnx.ModelProto, tokenizer: GraphTokenizer, manifest: Manifest, features: onnx.ModelProto | None = None
 ) -> onnx.ModelProto:
     """Make the graph that generates text, over the same file of weights.
 
@@ -91,7 +91,7 @@ def text_graph(
         No operators do what the tokenizer does.
     """
     graph = model.graph
-    after = decoding_nodes(tokenizer)
+    after = decoding_nodes(tokenizer.rules)
     graph.node.extend(after)
     outputs = [_strings("texts", "R"), *graph.output]
     del graph.output[:]
@@ -120,8 +120,9 @@ def _put_before(
     graph.input.extend(all_inputs)
 
 
-def _encoding(tokenizer: Tokenizer, manifest: Manifest) -> list[onnx.NodeProto]:
-    return encoding_nodes(tokenizer, longest_text(manifest.sizes), options_of(manifest).pad_token_id or 0)
+def _encoding(tokenizer: GraphTokenizer, manifest: Manifest) -> list[onnx.NodeProto]:
+    pad = options_of(manifest).pad_token_id or 0
+    return encoding_nodes(tokenizer.rules, longest_text(manifest.sizes), pad, tokenizer.pieces)
 
 
 def longest_text(sizes: ModelSizes | Sizes) -> int | None:
@@ -156,26 +157,18 @@ def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes,
     """
     if tokenizer is None:
         raise ExportError("--with-tokenizer needs a tokenizer, which the checkpoint lacks; leave it out")
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ExportError(f"the tokenizer cannot be put into a graph: it is a class of transformers alone; {FIX}")
-    check_tokenizer(uncut(tokenizer.backend_tokenizer), longest_text(sizes), encodes=encodes)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    found = of_class(tokenizer) if backend is None else of_file(Tokenizer.from_str(backend.to_str()))
+    check_tokenizer(found, longest_text(sizes), encodes=encodes)
 
 
-def uncut(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy without truncation and padding."""
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
-
-
-def check_tokenizer(tokenizer: Tokenizer, most: int | None, *, encodes: bool) -> None:
+def check_tokenizer(tokenizer: GraphTokenizer, most: int | None, *, encodes: bool) -> None:
     """Compare the tokenizer as nodes with the tokenizer itself, on about a thousand texts.
 
     Parameters
     ----------
     tokenizer
-        The bundle's tokenizer, without truncation and padding.
+        The bundle's tokenizer.
     most
         The most tokens of a text, if longer ones are cut.
     encodes
@@ -194,18 +187,16 @@ def check_tokenizer(tokenizer: Tokenizer, most: int | None, *, encodes: bool) ->
         raise ExportError(f"the tokenizer does not run in a graph: {first_line(error)}; {FIX}") from error
 
 
-def _compare(tokenizer: Tokenizer, most: int | None, *, encodes: bool) -> None:
-    texts = texts_of([token.content for token in tokenizer.get_added_tokens_decoder().values()])
-    cutting = uncut(tokenizer)
-    if most is not None:
-        cutting.enable_truncation(most)
-    expected = [cutting.encode(text).ids for text in texts]
+def _compare(tokenizer: GraphTokenizer, most: int | None, *, encodes: bool) -> None:
+    codes = () if tokenizer.pieces is None else tokenizer.pieces.codes
+    texts = texts_of([*(token.content for token in tokenizer.rules.get_added_tokens_decoder().values()), *codes])
+    expected = [tokenizer.encode(text, most) for text in texts]
     if encodes:
         for text, ids, found in zip(texts, expected, _encoded(tokenizer, most, texts), strict=True):
             if found != ids:
                 raise _differs(f"encodes {_short(text)} as {_short(found)}", _short(ids))
-    for ids, text in zip(expected, _decoded(tokenizer, expected), strict=True):
-        right = tokenizer.decode(ids, skip_special_tokens=True)
+    for ids, text in zip(expected, _decoded(tokenizer.rules, expected), strict=True):
+        right = tokenizer.decode(ids)
         if text != right and BROKEN not in right:  # of a cut character, each byte is marked
             raise _differs(f"decodes {_short(ids)} as {_short(text)}", _short(right))
 
@@ -218,9 +209,10 @@ def _differs(what: str, expected: str) -> ExportError:
     return ExportError(f"the tokenizer in a graph {what}, expected {expected}; {FIX}")
 
 
-def _encoded(tokenizer: Tokenizer, most: int | None, texts: Sequence[str]) -> Iterator[list[int]]:
+def _encoded(tokenizer: GraphTokenizer, most: int | None, texts: Sequence[str]) -> Iterator[list[int]]:
     inputs = [_strings("text", "B")]
-    session = _session(encoding_nodes(tokenizer, most, 0), inputs, [_integers(name, "B", "N") for name in SOURCE])
+    nodes = encoding_nodes(tokenizer.rules, most, 0, tokenizer.pieces)
+    session = _session(nodes, inputs, [_integers(name, "B", "N") for name in SOURCE])
     for some in _batches(texts):
         for ids, mask in zip(*_run(session, {"text": np.array(some, object)}), strict=True):
             yield ids[: mask.sum()].tolist()

@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 import onnx.helper
 from onnx import NodeProto, TensorProto
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tightbeam.export.errors import ExportError
 
-__all__ = ["TEXT_DOMAIN", "decoding_nodes", "encoding_nodes"]
+__all__ = ["CODE", "FIX", "TEXT_DOMAIN", "UNDERLINE", "UNKNOWN_CODE", "Pieces", "decoding_nodes", "encoding_nodes"]
 
 TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of the operators of onnxruntime-extensions."""
 ENCODING, DECODING = "encoding.", "decoding."
 """Prefixes of the names of tensors."""
-BEGIN, END, BROKEN = "\ufdd0", "\ufdd1", "\ufdd2"
-"""Marks in texts, which Unicode keeps out of texts: a segment's two ends, and bytes that are no character."""
+BEGIN, END, BROKEN, CODE, UNKNOWN_CODE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
+"""Marks in texts, which Unicode keeps out of texts: a segment's two ends, bytes that are no character, what stands in
+front of the code of a language, and what stands for the code of one that the vocabulary lacks."""
 UNDERLINE = "\u2581"
 """SentencePiece's space."""
 SPACES = (*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
@@ -94,6 +95,16 @@ class _Rules:
     strips_right: bool = False
     prepends: str | None = None
     """A space in front of a segment: "unless" it has one, "first" for a text's first segment alone, or "always"."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A SentencePiece model, the token id of each of its pieces int64 [pieces], and the codes of languages, of which
+    one may begin a segment."""
+
+    model: bytes
+    ids: Any
+    codes: tuple[str, ...]
 
 
 def _parts(description: Mapping[str, Any] | None, many: str) -> Iterator[Mapping[str, Any]]:
@@ -161,7 +172,7 @@ def _split_rule(part: Mapping[str, Any]) -> dict[str, Any]:
     raise _refused(f"its pre-tokenizer {kind} has no operator")
 
 
-def encoding_nodes(tokenizer: Tokenizer, most: int | None, pad: int) -> list[NodeProto]:
+def encoding_nodes(tokenizer: Tokenizer, most: int | None, pad: int, pieces: Pieces | None = None) -> list[NodeProto]:
     """Make the nodes of ``input_ids`` and ``attention_mask`` int64 [B, N] from ``text`` [B].
 
     Parameters
@@ -173,6 +184,8 @@ def encoding_nodes(tokenizer: Tokenizer, most: int | None, pad: int) -> list[Nod
         behind it; None cuts nothing.
     pad
         The id behind shorter texts.
+    pieces
+        The pieces of SentencePiece, if the tokenizer's own model stands for no more than the names of ids.
 
     Raises
     ------
@@ -182,9 +195,10 @@ def encoding_nodes(tokenizer: Tokenizer, most: int | None, pad: int) -> list[Nod
     description = json.loads(tokenizer.to_str())
     rules = _rules_of(description)
     graph = _Nodes(ENCODING)
-    segments = _prepared(graph, tokenizer, description, rules)
+    segments = _prepared(graph, description, rules, () if pieces is None else pieces.codes)
     if rules.is_sentencepiece:
-        ids, counts = _sentencepiece(graph, description, rules, segments)
+        pieces = pieces or _sentencepiece_pieces(description, rules.charsmap or b"")
+        ids, counts = _sentencepiece(graph, pieces, segments)
     else:
         ids, counts = _byte_level(graph, description, segments)
     whole, inner = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
@@ -195,13 +209,18 @@ def encoding_nodes(tokenizer: Tokenizer, most: int | None, pad: int) -> list[Nod
     return graph.nodes
 
 
-def _prepared(graph: _Nodes, tokenizer: Tokenizer, description: Mapping[str, Any], rules: _Rules) -> str:
+def _prepared(graph: _Nodes, description: Mapping[str, Any], rules: _Rules, codes: Sequence[str]) -> str:
     """Add the treatment of spaces in the segments between special tokens."""
     text = graph.replace("text", r"(?s)\A(.*)\z", rf"{BEGIN}\1{END}")
     if pattern := _added_tokens(description["added_tokens"]):
         text = graph.replace(text, pattern, rf"{END}\1\2\3\4{BEGIN}")
+    if codes:
+        any_code = "|".join(map(_quoted, codes))
+        text = graph.replace(text, f"{BEGIN}(>>[^{END}]*?<<)", rf"{CODE}\1{CODE}{BEGIN}")
+        text = graph.replace(text, f"{CODE}({any_code}){CODE}", rf"{CODE}\1")
+        text = graph.replace(text, f"{CODE}[^{CODE}{BEGIN}]*{CODE}", UNKNOWN_CODE)
     if rules.charsmap or rules.splits:
-        spaces, nothing = _spaces_of(tokenizer, split=rules.splits)
+        spaces, nothing = _spaces_of(rules)
         text = graph.replace(text, f"[{nothing}]+", "") if nothing else text
         text = graph.replace(text, f"[{spaces}]", " ")
     if rules.collapses:
@@ -238,13 +257,13 @@ def _quoted(text: str) -> str:
     return "".join(each if re.match(r"\w", each) else rf"\x{{{ord(each):X}}}" for each in text)
 
 
-def _spaces_of(tokenizer: Tokenizer, *, split: bool) -> tuple[str, str]:
-    """Classes of the characters of which the normalizer makes a space, and of those of which it leaves nothing."""
+def _spaces_of(rules: _Rules) -> tuple[str, str]:
+    """Classes of the characters of which the table makes a space, and of those of which it leaves nothing."""
+    table = normalizers.Precompiled(rules.charsmap) if rules.charsmap else None
     codes = (code for code in range(0x10000) if not 0xD800 <= code < 0xE000)
-    normal = {
-        code: tokenizer.normalizer.normalize_str(chr(code)) if tokenizer.normalizer else chr(code) for code in codes
-    }
-    spaces = [code for code, text in normal.items() if text == " " or (split and code in SPACES and text.isspace())]
+    normal = {code: table.normalize_str(chr(code)) if table else chr(code) for code in codes}
+    splits = SPACES if rules.splits else ()
+    spaces = [code for code, text in normal.items() if text == " " or (code in splits and text.isspace())]
     nothing = [code for code, text in normal.items() if not text]
     one, other = ("".join(rf"\x{{{code:X}}}" for code in codes) for codes in (spaces or [32], nothing))
     return one, other
@@ -270,12 +289,11 @@ def _byte_level(graph: _Nodes, description: Mapping[str, Any], text: str) -> tup
     return wider, counts
 
 
-def _sentencepiece(graph: _Nodes, description: Mapping[str, Any], rules: _Rules, text: str) -> tuple[str, str]:
+def _sentencepiece(graph: _Nodes, found: Pieces, text: str) -> tuple[str, str]:
     """Add SentencePiece's pieces: ids int64 [B, X], X above 0, and their counts int64 [B, 1]."""
-    model, ids_of = _sentencepiece_model(description, rules.charsmap or b"")
     settings = [np.array([0], np.int64), np.array([0], np.float32), *([np.array([False])] * 4)]
     inputs = [text, *(graph.constant(value) for value in settings)]
-    pieces, ends, _ = graph.add_many("SentencepieceTokenizer", inputs, 3, domain=TEXT_DOMAIN, model=model)
+    pieces, ends, _ = graph.add_many("SentencepieceTokenizer", inputs, 3, domain=TEXT_DOMAIN, model=found.model)
     starts = graph.add("Slice", ends, graph.integers(0), graph.integers(-1))
     behind = graph.add("Slice", ends, graph.integers(1), graph.integers(2**62))
     counts = graph.add("Unsqueeze", graph.add("Sub", behind, starts), graph.integers(1))
@@ -284,16 +302,16 @@ def _sentencepiece(graph: _Nodes, description: Mapping[str, Any], rules: _Rules,
     columns = graph.add("Range", graph.constant(np.int64(0)), graph.add("Add", most, _one(graph)), _one(graph))
     places = graph.add("Add", graph.add("Unsqueeze", starts, graph.integers(1)), columns)
     last = graph.add("Sub", graph.add("Shape", some), graph.integers(1))
-    found = graph.add("Gather", some, graph.add("Min", places, last))
-    return graph.add("Gather", graph.constant(ids_of), found), counts
+    by_row = graph.add("Gather", some, graph.add("Min", places, last))
+    return graph.add("Gather", graph.constant(found.ids), by_row), counts
 
 
 def _one(graph: _Nodes) -> str:
     return graph.constant(np.int64(1))
 
 
-def _sentencepiece_model(description: Mapping[str, Any], charsmap: bytes) -> tuple[bytes, Any]:
-    """A SentencePiece model of a ``tokenizer.json``, and the token id of each of its pieces int64 [pieces].
+def _sentencepiece_pieces(description: Mapping[str, Any], charsmap: bytes) -> Pieces:
+    """The pieces of a ``tokenizer.json``.
 
     Added tokens are pieces that a text is never split within. The unknown token is two pieces: the one that stands for
     unknown characters, and an added token like the others.
@@ -337,7 +355,7 @@ def _sentencepiece_model(description: Mapping[str, Any], charsmap: bytes) -> tup
     if unknown in added:
         made.pieces.add(piece=added[unknown], score=0.0, type=kinds.USER_DEFINED)
         ids.append(unknown)
-    return made.SerializeToString(), np.array(ids, np.int64)
+    return Pieces(made.SerializeToString(), np.array(ids, np.int64), ())
 
 
 def _add_special_tokens(
@@ -414,8 +432,8 @@ def decoding_nodes(tokenizer: Tokenizer) -> list[NodeProto]:
     text = graph.replace(text, rf"({ANY_CHARACTER}+)|\C", rf"\1{BROKEN}")
     text = graph.replace(text, f"([^{BROKEN}]+){BROKEN}", r"\1")
     text = graph.replace(text, BROKEN, "\ufffd")
-    if _strips_first_space(steps):
-        text = graph.replace(text, r"\A ", "")
+    if ends := _stripped_ends(steps):
+        text = graph.replace(text, ends, "")
     graph.add("Identity", text, out="texts")
     return graph.nodes
 
@@ -441,10 +459,10 @@ def _byte_decoder(steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     raise _refused(f"its decoder {kinds[0] if kinds else None} has no operator")
 
 
-def _strips_first_space(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """True if a text's first space is removed."""
-    return any(
-        (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-        or (step["type"] == "Strip" and step["content"] == " " and step["start"] == 1)
-        for step in steps
-    )
+def _stripped_ends(steps: Sequence[Mapping[str, Any]]) -> str:
+    """A regular expression of the spaces that are removed from a text's ends; "" if none are."""
+    strips = [step for step in steps if step["type"] == "Strip" and step["content"] == " "]
+    if any(step["start"] > 1 for step in strips):  # all of them
+        return r"\A +| +\z"
+    metaspace = any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps)
+    return r"\A " if metaspace or any(step["start"] == 1 for step in strips) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import transformers
 from tokenizers import Tokenizer
 
 from tightbeam.deploy.audio.features import LogMel
@@ -13,8 +14,8 @@ from tightbeam.deploy.bundle.writer import file_entry
 from tightbeam.export.errors import ExportError
 from tightbeam.export.one_graph.features import features_graph
 from tightbeam.export.one_graph.graph import one_graph
-from tightbeam.export.one_graph.text import text_graph, uncut
-from tightbeam.export.one_graph.tokenizer import FIX
+from tightbeam.export.one_graph.graph_tokenizer import GraphTokenizer, of_class, of_file
+from tightbeam.export.one_graph.text import text_graph
 
 __all__ = ["ONE_GRAPH", "TEXT_GRAPH", "bundle_tokenizer", "write_graphs"]
 
@@ -65,11 +66,11 @@ def _saved(model: onnx.ModelProto, folder: Path, name: str) -> FileEntry:
     return file_entry(folder, name)
 
 
-def bundle_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer of a bundle, without truncation and padding. Raises ExportError if ``tokenizer.json`` is not all of
-    it."""
+def bundle_tokenizer(folder: Path, manifest: Manifest) -> GraphTokenizer:
+    """The tokenizer of a bundle. Raises ExportError if there is none, or no operators stand for it."""
     if manifest.tokenizer is None:
         raise ExportError("--with-tokenizer needs a tokenizer, which the checkpoint lacks; leave it out")
-    if manifest.tokenizer.kind != "tokenizers":
-        raise ExportError(f"the tokenizer cannot be put into a graph: it needs transformers' own class; {FIX}")
-    return uncut(Tokenizer.from_file(str(folder / manifest.tokenizer.folder / "tokenizer.json")))
+    files = folder / manifest.tokenizer.folder
+    if manifest.tokenizer.kind == "tokenizers":
+        return of_file(Tokenizer.from_file(str(files / "tokenizer.json")))
+    return of_class(transformers.AutoTokenizer.from_pretrained(files, local_files_only=True))

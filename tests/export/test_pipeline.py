@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -224,7 +225,11 @@ def test_a_tokenizer_without_a_tokenizer_json(checkpoints: CheckpointCache, tmp_
     config = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de", "model_max_length": 64}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    bundle = export_model(folder, tmp_path / "out", variant="el", max_new_tokens=8)
+    with_tokenizer = importlib.util.find_spec("onnxruntime_extensions") is not None
+    bundle = export_model(
+        *(folder, tmp_path / "out"), variant="el", max_new_tokens=8, one_graph=True, with_tokenizer=with_tokenizer
+    )
+    assert (bundle.manifest.text_graph is not None) == with_tokenizer
     assert bundle.manifest.tokenizer is not None
     assert bundle.manifest.tokenizer.kind == "transformers"
     tokenizer = MarianTokenizer.from_pretrained(folder)
