@@ -199,7 +199,8 @@ def _load(export: _Export) -> None:
         options_in_graph(checkpoint.generation_config, {}, checkpoint.sizes, has_windows=has_windows)
     if options.with_tokenizer:
         encodes = not (checkpoint.family.is_speech or checkpoint.family.reads_images)
-        check_checkpoint_tokenizer(checkpoint.tokenizer, checkpoint.sizes, encodes=encodes)
+        if note := check_checkpoint_tokenizer(checkpoint.tokenizer, checkpoint.sizes, encodes=encodes):
+            export.on_note(note)
     if note := _note_of_prompt(checkpoint):
         export.on_note(note)
 

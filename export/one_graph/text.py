@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -20,7 +21,7 @@ from tightbeam.deploy.runtimes._onnxruntime import is_runtime_error
 from tightbeam.export.errors import ExportError, first_line
 from tightbeam.export.one_graph.graph import OLDER_OPSET, options_of
 from tightbeam.export.one_graph.graph_tokenizer import GraphTokenizer, of_class, of_file
-from tightbeam.export.one_graph.tokenizer import FIX, TEXT_DOMAIN, decoding_nodes, encoding_nodes
+from tightbeam.export.one_graph.tokenizer import FIX, TEXT_DOMAIN, composes, decoding_nodes, encoding_nodes
 from tightbeam.export.one_graph.tokenizer_texts import texts_of
 from tightbeam.graph_passes import Sizes
 from tightbeam.plugins.ops import IR_VERSION
@@ -38,6 +39,10 @@ Sample = TypeVar("Sample")
 SOURCE = ("input_ids", "attention_mask")
 BROKEN = "\ufffd"
 """The replacement character, U+FFFD: a decoder writes it for bytes that do not form a character."""
+COMPOSE = (
+    "generate_text.onnx takes texts in Unicode's form NFC, into which the tokenizer brings them; no operator does, so "
+    "normalize texts in the application if they may be in another form"
+)
 TOGETHER = 8
 """Texts of a batch of the comparison, so that most are padded."""
 
@@ -138,7 +143,7 @@ def _integers(name: str, *sizes: str | int) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, TensorProto.INT64, sizes)
 
 
-def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes, *, encodes: bool) -> None:
+def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes, *, encodes: bool) -> str:
     """Check a checkpoint's tokenizer, before minutes of work for a bundle that could not have it in a graph.
 
     Parameters
@@ -150,6 +155,11 @@ def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes,
     encodes
         False for speech and images.
 
+    Returns
+    -------
+    str
+        A note of what the application must do to texts; "" if nothing.
+
     Raises
     ------
     ExportError
@@ -160,10 +170,13 @@ def check_checkpoint_tokenizer(tokenizer: Any | None, sizes: ModelSizes | Sizes,
     backend = getattr(tokenizer, "backend_tokenizer", None)
     found = of_class(tokenizer) if backend is None else of_file(Tokenizer.from_str(backend.to_str()))
     check_tokenizer(found, longest_text(sizes), encodes=encodes)
+    return COMPOSE if encodes and composes(found.rules) else ""
 
 
 def check_tokenizer(tokenizer: GraphTokenizer, most: int | None, *, encodes: bool) -> None:
     """Compare the tokenizer as nodes with the tokenizer itself, on about a thousand texts.
+
+    Texts are in form NFC if the tokenizer brings them into it, since the nodes do not.
 
     Parameters
     ----------
@@ -190,6 +203,8 @@ def check_tokenizer(tokenizer: GraphTokenizer, most: int | None, *, encodes: boo
 def _compare(tokenizer: GraphTokenizer, most: int | None, *, encodes: bool) -> None:
     codes = () if tokenizer.pieces is None else tokenizer.pieces.codes
     texts = texts_of([*(token.content for token in tokenizer.rules.get_added_tokens_decoder().values()), *codes])
+    if composes(tokenizer.rules):
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
     expected = [tokenizer.encode(text, most) for text in texts]
     if encodes:
         for text, ids, found in zip(texts, expected, _encoded(tokenizer, most, texts), strict=True):

@@ -27,7 +27,17 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tightbeam.export.errors import ExportError
 
-__all__ = ["CODE", "FIX", "TEXT_DOMAIN", "UNDERLINE", "UNKNOWN_CODE", "Pieces", "decoding_nodes", "encoding_nodes"]
+__all__ = [
+    "CODE",
+    "FIX",
+    "TEXT_DOMAIN",
+    "UNDERLINE",
+    "UNKNOWN_CODE",
+    "Pieces",
+    "composes",
+    "decoding_nodes",
+    "encoding_nodes",
+]
 
 TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of the operators of onnxruntime-extensions."""
@@ -128,8 +138,8 @@ def _rules_of(description: Mapping[str, Any]) -> _Rules:
     before = list(_parts(description.get("normalizer"), "normalizers"))
     splits = list(_parts(description.get("pre_tokenizer"), "pretokenizers"))
     if any(part["type"] == "ByteLevel" for part in splits) and kind == "BPE":
-        if before:
-            raise _refused(f"byte-level BPE behind the normalizer {before[0]['type']}")
+        if other := next((part["type"] for part in before if part["type"] != "NFC"), None):
+            raise _refused(f"byte-level BPE behind the normalizer {other}")
         adds = any(part.get("add_prefix_space") for part in splits if part["type"] == "ByteLevel")
         return _Rules(is_sentencepiece=False, prepends="unless" if adds else None)
     if kind not in ("BPE", "Unigram") or UNDERLINE not in json.dumps(
@@ -142,6 +152,11 @@ def _rules_of(description: Mapping[str, Any]) -> _Rules:
     for part in splits:
         found |= _split_rule(part)
     return _Rules(is_sentencepiece=True, **found)
+
+
+def composes(tokenizer: Tokenizer) -> bool:
+    """True if the tokenizer brings texts into Unicode's form NFC first, for which there is no operator."""
+    return any(part["type"] == "NFC" for part in _parts(json.loads(tokenizer.to_str())["normalizer"], "normalizers"))
 
 
 def _normalizer_rule(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +296,9 @@ def _byte_level(graph: _Nodes, description: Mapping[str, Any], text: str) -> tup
         [text],
         2,
         domain=TEXT_DOMAIN,
-        tokenizer_vocab=json.dumps({**description, "pre_tokenizer": before, "post_processor": None}),
+        tokenizer_vocab=json.dumps(
+            {**description, "normalizer": None, "pre_tokenizer": before, "post_processor": None}
+        ),
         tokenizer_config='{"tokenizer_class": "GPT2Tokenizer"}',
     )
     counts = graph.add("ReduceSum", mask, graph.integers(1), keepdims=1)
