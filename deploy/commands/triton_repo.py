@@ -119,6 +119,15 @@ def triton_repo(
             show_default=False,
         ),
     ] = None,
+    glossary: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Glossary that requests may name, without its ending: a term and its translation in each line, "
+            "between them a tab or a comma; repeat the option for more files.",
+            show_default=False,
+        ),
+    ] = None,
     next_version: Annotated[
         bool,
         typer.Option(
@@ -155,7 +164,8 @@ def triton_repo(
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)
-        written = write_model(loaded, repository, settings, force=force, next_version=next_version, tries=trie or ())
+        beside: dict[str, Any] = {"tries": trie or (), "glossaries": glossary or ()}
+        written = write_model(loaded, repository, settings, force=force, next_version=next_version, **beside)
     except (BundleError, RepositoryError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None

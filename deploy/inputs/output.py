@@ -127,6 +127,8 @@ class Output:
         Tokens of the source that ``truncate`` cut off.
     cut_side : "left", "right" or None
         The side at which they were; None if nothing was cut.
+    reports : list of str or None
+        What could not be placed of a glossary; None without one.
     """
 
     sequences: list[list[int]]
@@ -144,6 +146,7 @@ class Output:
     by_default_length: bool = False
     cut: int = 0
     cut_side: Side | None = None
+    reports: list[str] | None = None
 
 
 def output_of(model: Model, found: SearchResult, sample: Sample) -> Output:

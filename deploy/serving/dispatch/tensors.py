@@ -23,6 +23,7 @@ from tightbeam.deploy.serving.protocol.tensors import (
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     PAGES,
+    REPORTS,
     SCORES,
     SEGMENTS,
     SOURCE_TOKENS,
@@ -70,7 +71,7 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
         TEXT bytes [b, S]; SCORES float32 [b, S], if all rows have scores; OUTPUT_IDS int64 [b, S, T], T at least 1;
         OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
         SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; TRUNCATED_TOKENS int32 [b, 1] and TRUNCATED_SIDE bytes [b, 1], if a
-        row was cut; if they were asked for
+        row was cut; REPORTS bytes [b, 1], if a row has a glossary's; if they were asked for
         TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
         SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
         float32 [b, 1], if a row has a language.
@@ -98,6 +99,7 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
     for name, records in (
         (SEGMENTS, [output.segments and segment_records(output.segments) for output in outputs]),
         (PAGES, [output.pages and page_records(output.pages) for output in outputs]),
+        (REPORTS, [output.reports for output in outputs]),
     ):
         if any(record is not None for record in records):
             found[name] = np.array([[json.dumps(each, ensure_ascii=False).encode()] for each in records], np.object_)

@@ -20,6 +20,7 @@ __all__ = [
     "OUTPUT_IDS",
     "OUTPUT_LENGTHS",
     "PAGES",
+    "REPORTS",
     "SCORES",
     "SEGMENTS",
     "SOURCE_TOKENS",
@@ -60,6 +61,8 @@ TRUNCATED_TOKENS = "TRUNCATED_TOKENS"
 """Output of a request that cuts texts: int32 [b, 1], the tokens of each row that ``truncate`` cut off."""
 TRUNCATED_SIDE = "TRUNCATED_SIDE"
 """Output of a request that cuts texts: string [b, 1], the side that was cut, left or right; empty for a whole row."""
+REPORTS = "REPORTS"
+"""Output of a request with ``glossary``: string [b, 1], the terms that could not be placed in each text, as JSON."""
 TOKEN_SCORES = "TOKEN_SCORES"
 """Output with ``return_token_scores``: float32 [b, S, T], of each token of OUTPUT_IDS, 0 for given ones and padding."""
 ALTERNATIVE_IDS = "ALTERNATIVE_IDS"

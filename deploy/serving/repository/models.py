@@ -6,6 +6,7 @@ REPOSITORY/NAME/warmup/            the request that is run before the model is r
 REPOSITORY/NAME/VERSION/model.py   the file that Triton's Python backend loads
 REPOSITORY/NAME/VERSION/bundle/    a copy of the bundle
 REPOSITORY/NAME/VERSION/tries/     copies of tries, if any
+REPOSITORY/NAME/VERSION/glossaries/ copies of glossaries, if any
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tightbeam.deploy.serving.repository.config import (
     model_config,
     settings_of,
 )
+from tightbeam.deploy.serving.repository.glossaries import check_glossaries, copy_glossaries
 from tightbeam.deploy.serving.repository.readme import readme
 from tightbeam.deploy.serving.repository.tries import copy_tries
 from tightbeam.deploy.tries.file import check_tries
@@ -119,6 +121,7 @@ def write_model(
     force: bool = False,
     next_version: bool = False,
     tries: Sequence[Path] = (),
+    glossaries: Sequence[Path] = (),
 ) -> Path:
     """Write a model that serves a bundle, whole or not at all.
 
@@ -136,6 +139,8 @@ def write_model(
         Add a version to the model of that name.
     tries
         Files of tries, which requests call by their names without the ending.
+    glossaries
+        Files of glossaries, likewise.
 
     Returns
     -------
@@ -154,6 +159,9 @@ def write_model(
         check_tries(tries, bundle.manifest.sizes.vocabulary)
     except InputError as error:
         raise RepositoryError(str(error)) from None
+    about = bundle.manifest
+    translates = about.reads_text and about.tokenizer is not None and not about.sizes.decoder_only
+    check_glossaries(glossaries, translates=translates)
     engine, _, engine_name = settings.engine.partition(":")
     if engine_name:
         load_engine(bundle, engine_name, verify=False)
@@ -173,6 +181,7 @@ def write_model(
         shutil.copyfile(Path(__file__).parents[1] / MODEL, folder / MODEL)
         _copy(bundle, folder / BUNDLE, engines=settings.engine != "onnxruntime")
         copy_tries(tries, folder)
+        copy_glossaries(glossaries, folder)
 
     def fill_settings(folder: Path) -> None:
         (folder / "warmup").mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from math import ceil
 from numbers import Real
@@ -14,6 +14,7 @@ from typing import Any
 
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.chat.messages import Messages, check_messages
+from tightbeam.deploy.documents.glossary import ForcedWords, Glossary
 from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG, REQUEST
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -34,6 +35,14 @@ from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
+from tightbeam.deploy.serving.worker.glossaries import (
+    GLOSSARY,
+    TermsInput,
+    check_for_terms,
+    forcing,
+    named_glossary,
+    served_glossaries,
+)
 from tightbeam.deploy.serving.worker.tries import served_tries, with_served_trie
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
@@ -50,7 +59,10 @@ MAX_PAGES, MAX_PIXELS = 128, 1 << 25
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset(
-    {"language", "source_language", "target_language", "task", "trie", "prompt", "hotwords", "decoder_input_text"}
+    {
+        *("language", "source_language", "target_language", "task", "trie", "glossary"),
+        *("prompt", "hotwords", "decoder_input_text"),
+    }
 )
 """Parameters whose text is not read as JSON."""
 LISTS_OF_TEXTS = frozenset({"stop_strings"})
@@ -106,6 +118,7 @@ class RequestParser:
     ) -> None:
         self._model, self._max_rows, self._max_request_rows = model, max_rows, max_request_rows
         self._tries = {**served_tries(model.bundle.path), **(tries or {})}
+        self._glossaries = served_glossaries(model)
         self._numbers = count()
         self._cached_settings = lru_cache(CACHED)(self._read_settings)
         self._cached_readers = lru_cache(CACHED)(self._reader)
@@ -126,7 +139,7 @@ class RequestParser:
             The request cannot be run; if it has several rows, the message names the row.
         """
         model = self._model
-        settings, truncate = self._settings(request.parameters)
+        settings, truncate, glossary = self._settings(request.parameters)
         limited = model.text.answer_settings(settings) if MESSAGES in request.inputs else settings
         options = model.settings.options(limited)
         if options.num_beams > self._max_rows:
@@ -139,6 +152,10 @@ class RequestParser:
             raise InputError(
                 f"truncate={truncate} is for {' and '.join(TEXTS)}; leave it out, and pass {name} that fits"
             )
+        if glossary is not None:
+            if name != TEXT:
+                raise InputError(f"{GLOSSARY} is for {TEXT}; leave it out")
+            check_for_terms(model, settings, self._max_rows)
         source = request.inputs[name]
         if not len(source):
             raise InputError(f"{name} has no row; expected at least one")
@@ -162,6 +179,16 @@ class RequestParser:
                     side = model.text.cut_side(given, truncate) if cut else None
                     result = InputResult(row, cut=cut, cut_side=side)
                     opened = OpenInput(result, [self._sample(tokens, own, request, row)])
+                    if glossary is not None and (terms := glossary.terms_in(text)):
+                        again = partial(self._with_words, tokens, own, request, row)
+                        about: dict[str, Any] = {
+                            "text": text,
+                            "glossary": glossary,
+                            "terms": terms,
+                            "model": model,
+                            "again": again,
+                        }
+                        opened = TermsInput(result, opened.samples, **about)
                 elif name == INPUT_IDS:
                     given = value[: lengths[row]]
                     ids = given if len(given) > model.manifest.sizes.max_source else given.tolist()
@@ -202,7 +229,7 @@ class RequestParser:
         return opened
 
     def _reader(self, parameters: str) -> SourceReader:
-        settings, _ = self._settings(parameters)
+        settings, _, _ = self._settings(parameters)
         if self._model.reads_images:
             return ImageReader(
                 self._model, settings, numbers=self._numbers, most_pages=MAX_PAGES, most_pixels=MAX_PIXELS, together=0
@@ -222,7 +249,13 @@ class RequestParser:
         entropy = request.entropy + row.to_bytes(8, "little")
         return Sample.of_tokens(next(self._numbers), tokens, options, decoder_only=decoder_only, entropy=entropy)
 
-    def _settings(self, parameters: str) -> tuple[dict[str, Any], Truncation]:
+    def _with_words(
+        self, tokens: list[int], settings: Mapping[str, Any], request: Request, row: int, words: ForcedWords
+    ) -> Sample:
+        beams = self._model.settings.options(settings).num_beams
+        return self._sample(tokens, forcing(settings, words, beams), request, row)
+
+    def _settings(self, parameters: str) -> tuple[dict[str, Any], Truncation, Glossary | None]:
         read = self._cached_settings if len(parameters) <= LONGEST_CACHED else self._read_settings
         return read(parameters)
 
@@ -230,12 +263,13 @@ class RequestParser:
         make = self._cached_readers if len(parameters) <= LONGEST_CACHED else self._reader
         return make(parameters)
 
-    def _read_settings(self, parameters: str) -> tuple[dict[str, Any], Truncation]:
-        """Read the settings of a request, and whether to truncate its texts, and at which side."""
+    def _read_settings(self, parameters: str) -> tuple[dict[str, Any], Truncation, Glossary | None]:
+        """Read the settings of a request, whether to truncate its texts, and at which side, and its glossary."""
         given = with_served_trie(_settings(parameters), self._tries)
         truncate = checked_truncation(given.pop("truncate", False))
+        glossary = named_glossary(given.pop(GLOSSARY, None), self._glossaries)
         settings, _ = remove_settings_without_effect(given, speech=self._model.has_windows, source=REQUEST)
-        return settings, truncate
+        return settings, truncate, glossary
 
 
 def _messages(text: str) -> Messages:

@@ -111,7 +111,10 @@ def optional(name: str, kind: str, *dims: int) -> dict[str, Any]:
 
 
 LENGTHS = optional("LENGTHS", "TYPE_INT32", 1)
-CUT = [tensor("TRUNCATED_TOKENS", "TYPE_INT32", 1), tensor("TRUNCATED_SIDE", "TYPE_STRING", 1)]
+CUT = [
+    *(tensor("TRUNCATED_TOKENS", "TYPE_INT32", 1), tensor("TRUNCATED_SIDE", "TYPE_STRING", 1)),
+    tensor("REPORTS", "TYPE_STRING", 1),
+]
 FOUND = [
     tensor("SCORES", "TYPE_FP32", -1),
     tensor("OUTPUT_IDS", "TYPE_INT64", -1, -1),
