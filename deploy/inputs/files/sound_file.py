@@ -427,7 +427,8 @@ class _Block:
     def index(self, time_s: float) -> int:
         """Return the index of the sample at a time; that of the nearest end for a time outside."""
         count = len(self.samples)
-        return count if time_s == math.inf else min(max(0, round((time_s - self.start_s) * self.rate_hz)), count)
+        place = (time_s - self.start_s) * self.rate_hz
+        return count if place >= count else max(0, round(place))
 
 
 class _Graph:
