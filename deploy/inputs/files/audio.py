@@ -131,7 +131,7 @@ def read_clips(
             raise InputError(f"{name} {fault}")
         _check_length(name, len(source) / rate_hz, rate_hz, 1, most_s)
         for clip in clips:
-            first, end = (len(source) if time_s == math.inf else round(time_s * rate_hz) for time_s in clip)
+            first, end = (round(min(time_s * rate_hz, len(source))) for time_s in clip)
             samples = source[first:end]
             _check_clip(name, clip, len(samples) / rate_hz, len(source) / rate_hz, on_note)
             yield (samples[start : start + BLOCK] for start in range(0, len(samples), BLOCK))

@@ -186,7 +186,7 @@ def test_clips_of_a_stream_and_of_samples() -> None:
     ("clips", "expected"),
     [
         ([(6.5, 7.0)], "ends at 6.00 s, before the clip from 6.5 to 7 s; pass clip_timestamps within it"),
-        ([(1e308, math.inf)], "ends at 6.00 s, before the clip from 1e+308 s on; pass clip_timestamps within it"),
+        ([(1e308, math.inf)], "ends at 6.00 s, before the clip from 1e.308 s on; pass clip_timestamps within it"),
         (
             [(1.0, 2.0), (500.0, math.inf)],
             "ends at 6.00 s, before the clip from 500 s on; pass clip_timestamps within it",
