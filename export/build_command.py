@@ -38,6 +38,7 @@ def build_engine(
 ) -> None:
     """Build a TensorRT engine of BUNDLE into the bundle, for run-model --engine tensorrt."""
     # Imported here, so that --help does not wait for onnx.
+    from tightbeam.deploy.bundle.reader import Bundle
     from tightbeam.deploy.errors import BundleError
 
     try:
@@ -59,13 +60,13 @@ def build_engine(
         say("error: interrupted; there is no new engine")
         raise typer.Exit(130) from None
     try:
-        _print_summary(built)
+        _print_summary(built, Bundle.load(bundle, verify=False).manifest.error_inputs)
     except OSError as error:
         say(f"error: cannot print the summary: {error.strerror}; the engine {built.path} is whole")
         raise typer.Exit(1) from None
 
 
-def _print_summary(built: BuiltEngine) -> None:
+def _print_summary(built: BuiltEngine, inputs: str) -> None:
     from tightbeam.export.accuracy.precision_error import describe_error
 
     entry, limits = built.entry, built.entry.limits
@@ -82,7 +83,7 @@ def _print_summary(built: BuiltEngine) -> None:
     )
     print(f"compiled kernels: {kernels}")
     if entry.precision != "fp32":
-        print(describe_error(entry.precision, entry.precision_error))
+        print(describe_error(entry.precision, entry.precision_error, inputs))
     print(f"engine: {built.path}", flush=True)
 
 

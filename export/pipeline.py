@@ -567,8 +567,8 @@ def _check_differing(export: _Export, manifest: Manifest, parity: ParityReport) 
         export.on_table(products_table(export.products))
     raise ExportError(
         f"{parity.differing} of {sequences} sequences differ from torch's, {parity.differing / sequences:.1%}, over "
-        f"max_differing of {limit:.1%}; there is no new bundle: leave {inexact_options(manifest)} out, or raise "
-        "--max-differing"
+        f"max_differing of {limit:.1%}; there is no new bundle: {'lower --max-divergence, ' * manifest.has_integers}"
+        f"leave {inexact_options(manifest)} out, or raise --max-differing"
     )
 
 

@@ -199,7 +199,7 @@ def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
         caches = " and ".join(manifest.int8_caches)
         yield f"the {caches} cache in int8 alone moves the distribution by {manifest.cache_divergence:.2g} nats"
     if manifest.precision != "fp32" or manifest.int8_caches:
-        yield describe_error(manifest.precision, manifest.precision_error, manifest.int8_caches)
+        yield describe_error(manifest.precision, manifest.precision_error, manifest.error_inputs, manifest.int8_caches)
     if manifest.tokenizer is None:
         yield (
             "the checkpoint has no tokenizer, so the bundle takes and gives token ids"

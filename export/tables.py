@@ -168,7 +168,8 @@ def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[D
         moved = divergences[-1].divergence
         perplexity = f"{100 * math.expm1(moved):.2g}%"
         said.append(
-            f"{precision} moves the distribution of the next token by {moved:.2g} nats ({perplexity} of perplexity)"
+            f"{precision} moves the distribution of the next token by {moved:.2g} nats on the calibration inputs "
+            f"({perplexity} of perplexity)"
         )
     return "; ".join(said)
 

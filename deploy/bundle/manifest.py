@@ -525,6 +525,13 @@ class Manifest(Entry):
         return self.speech is None and self.image is None
 
     @property
+    def error_inputs(self) -> str:
+        """The inputs of ``precision_error``, in words. They are the same for every calibration."""
+        if not self.reads_text:
+            return "random features"
+        return "random tokens" if self.tokenizer is None else "the built-in texts"
+
+    @property
     def has_integers(self) -> bool:
         """True if products have matrices of integers."""
         return self.precision in ("int8", "int4")

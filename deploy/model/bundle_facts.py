@@ -248,9 +248,13 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     if manifest.precision_error is not None:
         error = manifest.precision_error
         low = "int8" if manifest.cpu_alone else manifest.precision
-        lines.append(("error", f"{low} chooses another token at {error.differing} of {error.steps} steps"))
+        steps = f"{error.differing} of {error.steps} steps on {manifest.error_inputs}"
+        lines.append(("error", f"{low} chooses another token at {steps}"))
     if manifest.quantized:
         lines.append(("products", _products(manifest.quantized)))
+    if manifest.divergences:
+        divergence = manifest.divergences[-1].divergence
+        lines.append(("divergence", f"the products move the distribution of the next token by {divergence:.2g} nats"))
     if manifest.quantized_caches:
         largest, layer, cache, part = max(
             (entry.int8 or 0.0, entry.layer, entry.cache, entry.part) for entry in manifest.quantized_caches

@@ -155,8 +155,13 @@ def speed_note(precision: str, times: Times) -> str:
     return f"{precision} is not faster than float32 on this machine: {'; '.join(slow)}" if slow else ""
 
 
-def describe_error(precision: str, error: PrecisionErrorEntry | None, int8_caches: Sequence[str] = ()) -> str:
-    """A line about the error of a precision below float32, or of caches in int8, as commands print it."""
+def describe_error(
+    precision: str, error: PrecisionErrorEntry | None, inputs: str, int8_caches: Sequence[str] = ()
+) -> str:
+    """A line about the error of a precision below float32, or of caches in int8, as commands print it.
+
+    ``inputs`` are those that it was measured on (``Manifest.error_inputs``).
+    """
     how = "simulated" if precision in ("fp16", "bf16") else "measured"
     if int8_caches:
         cache = f"an int8 {' and '.join(int8_caches)} cache"
@@ -166,5 +171,5 @@ def describe_error(precision: str, error: PrecisionErrorEntry | None, int8_cache
     return (
         f"error of {precision}: log-probabilities differ from float32's by {error.error:.2%} of their standard "
         f"deviation; the most likely token is another one at {error.differing} of {error.steps} steps ({how} in ONNX "
-        "Runtime)"
+        f"Runtime on {inputs})"
     )

@@ -233,7 +233,7 @@ def test_the_report_counts_what_is_not_in_int8() -> None:
     assert describe_products(entries, ()) == said
     assert describe_products(entries[1:], ()) == ""
     measured = DivergenceEntry(divergence=0.02, int8=1, w8a16=1, fp32=0, bytes=9)
-    moved = "int8 moves the distribution of the next token by 0.02 nats (2% of perplexity)"
+    moved = "int8 moves the distribution of the next token by 0.02 nats on the calibration inputs (2% of perplexity)"
     assert describe_products(entries, (measured,)) == f"{said}; {moved}"
 
 
@@ -326,7 +326,7 @@ def test_too_many_differing_sequences_leave_no_bundle(
         return
     said = (
         r"^3 of 12 sequences differ from torch's, 25\.0%, over max_differing of 20\.0%; "
-        r"there is no new bundle: leave --precision int8 out, or raise --max-differing$"
+        r"there is no new bundle: lower --max-divergence, leave --precision int8 out, or raise --max-differing$"
     )
     with pytest.raises(ExportError, match=said):
         export_model(checkpoints("bart"), target, **arguments)

@@ -138,6 +138,10 @@ def test_report_of_other_bundles(changed: Any) -> None:
         guard=[guard],
         precision="fp16",
         precision_error={"error": 0.01, "steps": 90, "differing": 2},
+        divergences=[
+            {"divergence": moved, "int8": 9 - wider, "w8a16": wider, "fp32": 0, "bytes": 99}
+            for moved, wider in ((0.03, 0), (0.0012, 2))
+        ],
         weight_threshold=0.001,
         parity={**data["parity"], "ties": 1, "differing": 2},
     )
@@ -154,7 +158,8 @@ def test_report_of_other_bundles(changed: Any) -> None:
     ]
     texts = dict(found)
     assert texts["fallback"] == "layer 0 keeps x as generated cache, as k was not exact enough"
-    assert texts["error"] == "fp16 chooses another token at 2 of 90 steps"
+    assert texts["error"] == "fp16 chooses another token at 2 of 90 steps on the built-in texts"
+    assert texts["divergence"] == "the products move the distribution of the next token by 0.0012 nats"
     assert texts["check"].endswith("rounding alone decides 1 sequence; 2 sequences differ, as this bundle is inexact")
 
 

@@ -30,6 +30,7 @@ from tightbeam.deploy import Runner
 from tightbeam.deploy.documents.glossary import read_terms
 from tightbeam.deploy.serving.http import streams
 from tightbeam.deploy.serving.http.guards import Limits
+from tightbeam.deploy.serving.http.openai import audio, settings
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
 from tightbeam.deploy.text import languages
 
@@ -183,6 +184,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: "),
     ({"n": 17}, "num_return_sequences=17"),
 ]
+
+
+def test_the_page_lists_every_field_that_is_refused_or_changes_nothing() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "serve-http.md").read_text("utf-8")
+    _, _, section = page.partition("### What is refused\n")
+    section, _, _ = section.partition("\n### ")
+    known = {*settings.REFUSED, *settings.IGNORED, *audio.REFUSED}
+    assert len(known) > 20 and sorted(name for name in known if f"`{name}`" not in section) == []
 
 
 @pytest.mark.parametrize(("wrong", "expected"), REFUSED, ids=lambda each: str(each)[:40])
