@@ -13,6 +13,8 @@ __all__ = ["FORMAT"]
 
 MOST_ENTRIES = 100_000
 """Bound on the entries of a file."""
+MOST_LINES = 4096
+"""Bound on the lines of an entry. polib joins them one by one: 100,000 took 2.6 s, 200,000 took 12 s."""
 
 
 def read(data: bytes) -> Document:
@@ -24,6 +26,7 @@ def read(data: bytes) -> Document:
         raise InputError(f"PO documents need polib, which is missing; {INSTALL}") from None
     if source.count("msgid") > 3 * MOST_ENTRIES:
         raise InputError(f"the document has more than {MOST_ENTRIES:,} entries; cut it into several")
+    _check_lines(source)
     try:
         file = polib.pofile(f"{source.rstrip()}\n", wrapwidth=78)
     except (OSError, ValueError, IndexError, KeyError) as error:
@@ -49,6 +52,18 @@ def read(data: bytes) -> Document:
         return f"{file}\n".encode()
 
     return Document(passages, write)
+
+
+def _check_lines(source: str) -> None:
+    """Raise InputError if an entry, which ends at an empty line or before the next ``msgid``, has too many lines."""
+    begin = 0
+    for number, line in enumerate(source.split("\n")):
+        if not line.strip():
+            begin = number + 1
+        elif line.startswith(("msgid ", "#~ msgid ")):
+            begin = number
+        elif number - begin >= MOST_LINES:
+            raise InputError(f"line {begin + 1} begins an entry of more than {MOST_LINES:,} lines; shorten it")
 
 
 FORMAT = Format("po", (".po", ".pot"), read)

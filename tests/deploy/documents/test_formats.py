@@ -301,6 +301,14 @@ def test_po_entries_without_a_translation_get_one() -> None:
     assert (made.rstrip("\n"), reports) == (wanted.rstrip("\n"), [])
 
 
+@pytest.mark.parametrize("lines", ["# a\n" * 5000, 'msgid ""\n' + '"a"\n' * 5000])
+def test_an_entry_of_a_po_file_has_a_bounded_number_of_lines(lines: str) -> None:
+    """polib takes a time of their square."""
+    with pytest.raises(InputError, match="begins an entry of more than 4,096 lines"):
+        formats()["po"].read(f'msgid "a"\nmsgstr ""\n\n{lines}'.encode())
+    assert formats()["po"].read(b'# a\nmsgid "a"\nmsgstr ""\n\n' * 2000).passages
+
+
 @pytest.mark.parametrize("source", ['msgid "a"\nmsgid "b"\n', "<html>", 'msgstr "a"\n'])
 def test_a_broken_po_file_is_one_line(source: str) -> None:
     with pytest.raises(InputError, match="no PO file") as error:
