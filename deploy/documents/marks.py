@@ -168,7 +168,9 @@ def _point(text: str, place: int, new: str, parts: Sequence[Part], *, first: boo
     if not first and place > part.end:
         return part.new_end
     if place <= part.begin:
-        return part.new_begin
+        end, new_end = (parts[near - 1].end, parts[near - 1].new_end) if near else (0, 0)
+        kept = place >= end and part.begin - end == part.new_begin - new_end  # the space between, in which it stays
+        return part.new_begin - (part.begin - place if kept else 0)
     if place == part.end:
         return part.new_end
     target, source = new[part.new_begin : part.new_end], spaced(text[part.begin : part.end])

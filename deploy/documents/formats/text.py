@@ -10,20 +10,24 @@ from tightbeam.deploy.documents.passages import Document, Passage, Slot, cut_doc
 __all__ = ["FORMAT"]
 
 LINE = re.compile(r"[^\r\n]+|\r\n|[\r\n]")
+ENDED = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u2019\u201d\u00bb)\]]*\Z")
+"""The end of a sentence, with what closes behind it."""
 ITEM = re.compile(r"(?:[-*+•◦▪‣\u2013—·]|\(?(?:\d{1,3}|[a-zA-Z])[.)])[ \t]+(?=\S)")
 
 
 def read(data: bytes) -> Document:
-    """Read a text. A line goes on in the next one if that line's first word had no room in it."""
+    """Read a text. A line goes on in the next one if that line's first word had no room in it, unless all lines end a
+    sentence each."""
     source, encode = decoded(data)
     place = line_numbers(source)
     slots: list[Slot] = []
     for paragraph in _paragraphs(source):
         width = max(end - begin for begin, end in paragraph)
+        apart = all(ENDED.search(source[begin:end]) for begin, end in paragraph)
         group = [paragraph[0]]
         for begin, end in paragraph[1:]:
             word = re.match(r"\S+", source[begin:end])
-            full = group[-1][1] - group[-1][0] + 1 + len(word.group() if word else "") > width
+            full = not apart and group[-1][1] - group[-1][0] + 1 + len(word.group() if word else "") > width
             gaps = {
                 source[first[1] : second[0]] for first, second in zip(group, [*group[1:], (begin, end)], strict=True)
             }

@@ -59,6 +59,24 @@ def test_a_wrapped_paragraph_is_wrapped_again_at_its_width() -> None:
     assert made == "The first line is\nextraordinarily long.\nIt goes on in the next\none.\n"
 
 
+def test_lines_that_each_end_a_sentence_stay_lines() -> None:
+    source = 'The baker sold it.\n\tThe girl saw it.\nWho did?\n(She said "no.")\n'
+    seen: list[str] = []
+    made, _ = translate(source, "text", lambda text: seen.append(text) or f"{text[:-1]} and much more{text[-1]}")
+    assert [line.split(" and")[0] for line in made.split("\n")] == [line[:-1] for line in source.split("\n")]
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("![a](b.png) the bird.\n", "markdown"), ("<p><img> the bird.</p>", "html"), ("<p>a bird.<br> It.</p>", "html")],
+)
+def test_a_mark_between_spaces_stays_there(source: str, kind: str) -> None:
+    made, _ = translate(source, kind, lambda text: f"x{text[1:]}")
+    wanted = source.replace(" the", " xhe").replace(">a", ">x").replace(" It", " xt")
+    assert made == wanted
+
+
 def test_a_sentence_without_room_is_cut_at_clauses_and_reported() -> None:
     pieces: list[str] = []
     made, reports = translate(
