@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 import numpy as np
 import pytest
 from libretranslatepy import LibreTranslateAPI
 from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from starlette.requests import Request
 
 from support.audio import RATE_HZ, chirp
 from support.bundles.cache import BundleCache
@@ -29,6 +31,7 @@ from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.documents.glossary import read_terms
 from tightbeam.deploy.serving.http import streams
+from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.openai import audio, settings
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
@@ -439,6 +442,21 @@ def test_a_form_is_read_as_utf8(web: httpx.Client, runners: dict[str, Runner]) -
         response = web.post("/translate", content=f"{form}&source=en&target=de".encode(), headers=headers)
         expected = runners["text"].generate_text(["une maison \u00e9troite"])[0]
         assert response.json() == {"translatedText": expected}
+
+
+@pytest.mark.parametrize("length", [0, 5, 16383, 16384, 16385, 40000])
+def test_a_form_is_read_like_any_query(length: int) -> None:
+    form = "&q=" + "a" * length + "%C3%A9 \u00e9+%2B100%&%zz%4&=b&c&" + "%41" * length
+    expected = parse_qsl(form, keep_blank_values=True)
+    assert asyncio.run(_fields(form.encode())) == dict(expected)
+
+
+async def _fields(body: bytes) -> dict[str, Any]:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", b"application/x-www-form-urlencoded")]
+    return await body_fields(Request({"type": "http", "method": "POST", "headers": headers}, receive))
 
 
 def test_a_name_that_is_not_utf8_is_refused(web: httpx.Client) -> None:
