@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
 from support.commands import SHORT, caller
 from support.inputs import run_recordings
+from support.serving.triton_requests import audio_request
+from support.serving.triton_requests import run as run_requests
 from support.slow_cases import STOOD_FOR, slow_unless
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
@@ -520,6 +523,11 @@ def test_each_part_of_the_speech_is_transcribed_as_alone(
     assert found.sequences == [[token for own in found.segments for token in own.tokens]]
     (quiet,) = runner.transcribe_outputs([silence], **VAD, **how)
     assert (quiet.texts, quiet.sequences, quiet.segments) == ([""], [[]], [])
+    request = audio_request(1, recording, silence, **VAD, **how)
+    for stream in (False, True):
+        served = run_requests(runner, [replace(request, stream=stream)]).outputs(1)
+        assert [own.segments for own in served] == [found.segments, []]
+        assert [own.sequences for own in served] == [found.sequences, [[]]]
     soundfile.write(tmp_path / "talk.wav", recording, RATE_HZ)
     call = caller(monkeypatch, capsys)
     asked = ("--vad-filter", "--vad-parameters", json.dumps(VAD["vad_parameters"]), *SHORT)
