@@ -247,7 +247,7 @@ def report_of(bundle: Bundle, workload: Workload) -> list[tuple[str, str]]:
     ]
     if manifest.precision_error is not None:
         error = manifest.precision_error
-        low = "int8" if manifest.cpu_alone else manifest.precision
+        low = "int8" if manifest.precision == "fp32" else manifest.precision
         steps = f"{error.differing} of {error.steps} steps on {manifest.error_inputs}"
         lines.append(("error", f"{low} chooses another token at {steps}"))
     if manifest.quantized:

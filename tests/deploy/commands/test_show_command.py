@@ -160,6 +160,8 @@ def test_report_of_other_bundles(changed: Any) -> None:
     assert texts["fallback"] == "layer 0 keeps x as generated cache, as k was not exact enough"
     assert texts["error"] == "fp16 chooses another token at 2 of 90 steps on the built-in texts"
     assert texts["divergence"] == "the products move the distribution of the next token by 0.0012 nats"
+    int4 = dict(lines(precision="int4", precision_error={"error": 0.1, "steps": 64, "differing": 6}))
+    assert int4["error"] == "int4 chooses another token at 6 of 64 steps on the built-in texts"
     assert texts["check"].endswith("rounding alone decides 1 sequence; 2 sequences differ, as this bundle is inexact")
 
 
