@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import typer
 
 from tightbeam.deploy.console import Version, command_line, say
-from tightbeam.deploy.documents.glossary import Term
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.inputs.files.document import terms_of
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, threads_per_worker
+from tightbeam.deploy.serving.protocol.messages import NamedFiles
 
 __all__ = ["main"]
 
@@ -81,7 +81,7 @@ def serve_model(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE",
-            help="Glossary that a request of /translate may name: a term and its translation in each line, between "
+            help="Glossary that requests may name: a term and its translation in each line, between "
             "them a tab or a comma. Repeat the option for more files.",
             show_default=False,
         ),
@@ -137,6 +137,7 @@ def serve_model(
         pairs = _pairs(pair or [], named)
         tries = _tries(trie or [], named)
         glossaries = _glossaries(glossary or [])
+        terms = {name: terms_of(file) for name, file in glossaries.items()}
         keys = _keys(api_key_file)
         origins = _origins(cors or [])
         listening = _listen(host, port)
@@ -162,11 +163,12 @@ def serve_model(
         with ExitStack() as stack:
             stack.callback(listening.close)
             for name, path in named.items():
-                models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name), tries.get(name, ()))
+                files = NamedFiles(tries=tries.get(name, {}), glossaries=glossaries)
+                models[name] = ServedModel(name, path, options, metrics.of, pairs.get(name), files)
                 stack.callback(models[name].close)
             limits = Limits(body_bytes=max_body_mb << 20, keys=keys)
             served = make_app(
-                models, metrics, limits=limits, origins=origins, log=log_line if log else None, glossaries=glossaries
+                models, metrics, limits=limits, origins=origins, log=log_line if log else None, glossaries=terms
             )
             if not keys and host not in LOOPBACK:
                 say(f"note: whoever reaches {host} may use the models; pass --api-key-file to ask for a key")
@@ -229,29 +231,32 @@ def _pairs(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, tuple[s
     return pairs
 
 
-def _tries(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, list[Path]]:
-    """Return the files of tries by the names of their models. Raises InputError."""
-    found: dict[str, list[Path]] = {}
+def _tries(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+    """Return the files of tries by their names, for each model. Raises InputError."""
+    found: dict[str, dict[str, str]] = {}
     for each in given:
         name, equals, path = each.partition("=")
         if not equals and len(named) == 1:
             name, path = next(iter(named)), each
         if name not in named or not path:
             raise InputError(f"--trie {each} names no model; pass NAME=FILE, NAME being one of {', '.join(named)}")
-        found.setdefault(name, []).append(Path(path))
+        own, called = found.setdefault(name, {}), Path(path).stem
+        if called in own:
+            raise InputError(f"two of the tries have the name {called}; rename a file")
+        own[called] = path
     return found
 
 
-def _glossaries(given: Sequence[str]) -> dict[str, list[Term]]:
-    """Return the terms of files by the names that requests call them. Raises InputError."""
-    found: dict[str, list[Term]] = {}
+def _glossaries(given: Sequence[str]) -> dict[str, str]:
+    """Return files by the names that requests call them. Raises InputError."""
+    found: dict[str, str] = {}
     for each in given:
         name, equals, path = each.partition("=")
         if not equals or not path or not NAME.fullmatch(name):
             raise InputError(f"--glossary {each} has no name; pass NAME=FILE, the name of letters, digits and ._:/-")
         if name in found:
             raise InputError(f"two glossaries are named {name}; pass another NAME={path}")
-        found[name] = terms_of(path)
+        found[name] = path
     return found
 
 

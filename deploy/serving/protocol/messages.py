@@ -20,10 +20,12 @@ from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.scheduling.events import Work
 
 __all__ = [
+    "NO_FILES",
     "Cancel",
     "Event",
     "Failed",
     "FoundSegment",
+    "NamedFiles",
     "Reading",
     "Ready",
     "Refused",
@@ -61,6 +63,21 @@ class Server(BaseModel):
     region: str
 
 
+class NamedFiles(BaseModel):
+    """Files of the server's machine that requests may name, by name, besides those in the folders beside the bundle.
+
+    Attributes
+    ----------
+    tries, glossaries : dict
+    """
+
+    tries: dict[str, str] = {}
+    glossaries: dict[str, str] = {}
+
+
+NO_FILES = NamedFiles()
+
+
 class WorkerSettings(BaseModel):
     """Settings that a worker is started with.
 
@@ -78,8 +95,8 @@ class WorkerSettings(BaseModel):
         The most rows (samples x beams) that take steps together.
     max_request_rows : int or None
         The most rows (inputs) of a request; None for any number.
-    tries : dict
-        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
+    files : NamedFiles
+        Files that requests may name.
     server : Server or None
         The Triton server to ask for a reload when the backend is killed; None for another front, which ends with it.
     verified : tuple of str
@@ -94,7 +111,7 @@ class WorkerSettings(BaseModel):
     server: Server | None
     verified: tuple[str, ...] = ()
     max_request_rows: int | None = None
-    tries: dict[str, str] = {}
+    files: NamedFiles = NO_FILES
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.errors import BundleError, InputError
@@ -96,7 +95,7 @@ def _run(model: Model, backend: Connection, settings: WorkerSettings) -> None:
         max_rows=settings.max_rows,
         max_request_rows=settings.max_request_rows,
         send=send,
-        tries={name: Path(file) for name, file in settings.tries.items()},
+        files=settings.files,
     )
     while True:
         end = time.monotonic() + READ_SECONDS

@@ -24,13 +24,17 @@ __all__ = ["GLOSSARY", "TermsInput", "check_for_terms", "forcing", "named_glossa
 GLOSSARY = "glossary"
 
 
-def served_glossaries(model: Model) -> dict[str, Glossary]:
-    """Read the glossaries next to a served bundle, by name. Raises InputError if one cannot be read."""
-    files = sorted((model.bundle.path.parent / GLOSSARIES).glob(f"*{GLOSSARY_SUFFIX}"))
+def served_glossaries(model: Model, others: Mapping[str, str]) -> dict[str, Glossary]:
+    """Read the glossaries next to a served bundle, and those of ``others``, by name.
+
+    Raises InputError if one cannot be read.
+    """
+    beside = sorted((model.bundle.path.parent / GLOSSARIES).glob(f"*{GLOSSARY_SUFFIX}"))
+    files = {**{file.stem: str(file) for file in beside}, **others}
     if not files:
         return {}
     codec = model.text.require_tokenizer()
-    return {file.stem: Glossary(terms_of(str(file)), codec.encode_output, codec.decode) for file in files}
+    return {name: Glossary(terms_of(file), codec.encode_output, codec.decode) for name, file in files.items()}
 
 
 def named_glossary(name: object, glossaries: Mapping[str, Glossary]) -> Glossary | None:
@@ -38,7 +42,11 @@ def named_glossary(name: object, glossaries: Mapping[str, Glossary]) -> Glossary
     if name is None:
         return None
     if not isinstance(name, str) or name not in glossaries:
-        held = f"it has {', '.join(glossaries)}" if glossaries else "it has none (triton-repo --glossary)"
+        held = (
+            f"it has {', '.join(glossaries)}"
+            if glossaries
+            else "it has none (triton-repo --glossary, serve-model --glossary)"
+        )
         raise InputError(f"{GLOSSARY}={str(name)[:100]!r} is not a glossary of this model; {held}")
     return glossaries[name]
 

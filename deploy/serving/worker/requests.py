@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from itertools import count
 from math import ceil
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from tightbeam.deploy.arrays import Array
@@ -31,7 +30,7 @@ from tightbeam.deploy.inputs.sources import SourceReader
 from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.protocol.messages import NO_FILES, NamedFiles, Request
 from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
@@ -105,8 +104,8 @@ class RequestParser:
         The most rows (samples x beams) that take steps together.
     max_request_rows
         The most rows (inputs) of a request; None for any number.
-    tries
-        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
+    files
+        Files that requests may name.
     """
 
     def __init__(
@@ -114,11 +113,11 @@ class RequestParser:
         model: Model,
         max_rows: int,
         max_request_rows: int | None = None,
-        tries: Mapping[str, Path] | None = None,
+        files: NamedFiles = NO_FILES,
     ) -> None:
         self._model, self._max_rows, self._max_request_rows = model, max_rows, max_request_rows
-        self._tries = {**served_tries(model.bundle.path), **(tries or {})}
-        self._glossaries = served_glossaries(model)
+        self._tries = served_tries(model.bundle.path, files.tries)
+        self._glossaries = served_glossaries(model, files.glossaries)
         self._numbers = count()
         self._cached_settings = lru_cache(CACHED)(self._read_settings)
         self._cached_readers = lru_cache(CACHED)(self._reader)

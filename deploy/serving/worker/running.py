@@ -6,10 +6,9 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from tightbeam.deploy.errors import JSON, BundleError, GenerationError, InputError, message_for
 from tightbeam.deploy.inputs.open_input import OpenInput, PartedInput
@@ -21,8 +20,10 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import (
+    NO_FILES,
     Event,
     FoundSegment,
+    NamedFiles,
     Reading,
     Refused,
     Report,
@@ -109,8 +110,8 @@ class RunningRequests(NullEvents):
         The most rows (inputs) of a request; None for any number.
     send
         Function that takes the events, and the work that was done since its last call.
-    tries
-        Files of tries that requests may name, by name, besides those in the folder beside the bundle.
+    files
+        Files that requests may name.
     """
 
     def __init__(
@@ -120,11 +121,11 @@ class RunningRequests(NullEvents):
         max_rows: int,
         max_request_rows: int | None = None,
         send: Callable[[Report], None],
-        tries: Mapping[str, Path] | None = None,
+        files: NamedFiles = NO_FILES,
     ) -> None:
         self._model, self._send, self._max_rows = model, send, max_rows
         self._scheduler = model.scheduler(max_rows, self)
-        self._parser = RequestParser(model, max_rows, max_request_rows, tries)
+        self._parser = RequestParser(model, max_rows, max_request_rows, files)
         self._parsing = ParsingThreads(self._announce)
         self._sending = threading.Lock()
         self._rows: dict[int, list[_OpenRow]] = {}  # by request

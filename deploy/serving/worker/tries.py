@@ -19,12 +19,13 @@ __all__ = ["served_tries", "with_served_trie"]
 TRIE = "trie"
 
 
-def served_tries(bundle: Path) -> dict[str, Path]:
-    """Return the files of the tries next to a served bundle, by name."""
-    return {file.stem: file for file in sorted((bundle.parent / TRIES).glob(f"*{TRIE_SUFFIX}"))}
+def served_tries(bundle: Path, others: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of the tries next to a served bundle, and those of ``others``, by name."""
+    files = sorted((bundle.parent / TRIES).glob(f"*{TRIE_SUFFIX}"))
+    return {**{file.stem: str(file) for file in files}, **others}
 
 
-def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, Path]) -> dict[str, Any]:
+def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a request, with the trie that they name.
 
     Raises

@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {"num_beams": 1, "min_new_tokens": 50, "max_new_token
         (["m", "--pair", "english"], "--pair english is not a pair of languages; pass SOURCE-TARGET, such as en-de"),
         (["m=a", "n=b", "--pair", "en-de"], "--pair en-de names no model; pass NAME=en-de, NAME being one of m, n"),
         (["m=a", "n=b", "--trie", "t.trie"], "--trie t.trie names no model; pass NAME=FILE, NAME being one of m, n"),
+        (["m", "--trie", "a/t.trie", "--trie", "b/t.trie"], "two of the tries have the name t; rename a file"),
         (["m", "--glossary", "/dev/null"], "--glossary /dev/null has no name; pass NAME=FILE"),
         (["m", "--glossary", "law=/nowhere"], "/nowhere"),
         (["m", "--glossary", "law=/dev/null"], "/dev/null is a pipe or a device, not a file"),
@@ -116,13 +117,16 @@ def test_a_signal_lets_a_running_request_end(bundles: BundleCache) -> None:
     assert f'"TEXT": "{expected[0]}"' in answers[-1]
 
 
-def test_requests_name_a_trie_of_the_command(bundles: BundleCache, tmp_path: Path) -> None:
-    folder, file = bundles("dedup", tokenizer=True), tmp_path / "birds.trie"
+def test_requests_name_files_of_the_command(bundles: BundleCache, tmp_path: Path) -> None:
+    folder, file, terms = bundles("dedup", tokenizer=True), tmp_path / "birds.trie", tmp_path / "terms.csv"
     write_trie(build_trie([[7, 8, 9], [20, 21]], end_token_id=2), file)
+    terms.write_text("town,nowhere\n")
     request = {"TEXT": "a town", "num_beams": 2, "max_new_tokens": 6}
-    with served(folder, "--trie", str(file)) as (_, url):
+    with served(folder, "--trie", str(file), "--glossary", f"places={terms}") as (_, url):
+        forced = httpx.post(f"{url}/generate", json={**request, "glossary": "places"}, timeout=60).json()
         found = httpx.post(f"{url}/generate", json={**request, "trie": "birds"}, timeout=60).json()
         refused = httpx.post(f"{url}/generate", json={**request, "trie": "fish"}, timeout=60)
+    assert "nowhere" in forced["TEXT"] or "it lacks town -> nowhere of the glossary" in forced["REPORTS"]
     runner = Runner.load(folder, threads=1)
     assert [found["TEXT"]] == runner.generate_text(["a town"], num_beams=2, max_new_tokens=6, trie=file)
     assert [found["TEXT"]] != runner.generate_text(["a town"], num_beams=2, max_new_tokens=6)

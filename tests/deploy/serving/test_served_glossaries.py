@@ -74,7 +74,10 @@ def test_what_takes_no_glossary(served: Runner, folder: Path) -> None:
         (refused,) = run(served, [request], max_rows=rows).refusals().values()
         assert refused.client_error and problem in refused.message
     (refused,) = run(Runner.load(folder, threads=1), [text_request(1, TEXT, glossary="a")]).refusals().values()
-    assert "glossary='a' is not a glossary of this model; it has none (triton-repo --glossary)" in refused.message
+    expected = (
+        "glossary='a' is not a glossary of this model; it has none (triton-repo --glossary, serve-model --glossary)"
+    )
+    assert expected in refused.message
 
 
 def test_glossaries_that_cannot_be_served(folder: Path, bundles: BundleCache, tmp_path: Path) -> None:
