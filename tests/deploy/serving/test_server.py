@@ -97,7 +97,7 @@ def test_health_and_metadata(world: SimpleNamespace) -> None:
     found = json.loads(connection.getresponse().read())
     connection.close()
     assert [tensor["name"] for tensor in found["inputs"]] == ["TEXT", "MESSAGES", "INPUT_IDS", "LENGTHS"]
-    ends = ("FINISH_REASON", "SOURCE_TOKENS", "NEW_TOKENS", "TRUNCATED_TOKENS", "TRUNCATED_SIDE")
+    ends = ("FINISH_REASON", "SOURCE_TOKENS", "NEW_TOKENS", "TRUNCATED_TOKENS", "TRUNCATED_SIDE", "REPORTS")
     assert [tensor["name"] for tensor in found["outputs"]] == [*served.OUTPUTS, *ends, *served.OF_TOKENS]
     with grpc_blocking.InferenceServerClient(world.server.grpc) as client:
         assert client.is_model_ready("speech")

@@ -285,9 +285,7 @@ def test_the_command_writes_a_line_for_each_file(
     done = run(folder, *names, "--json", *SHORT)
     done.failed("short.wav: the recording has 894 samples, expected at least 895, 56 ms")
     assert [record.get("text") for record in done.records] == [texts[0], None, texts[1]]
-    run(folder, names[0], "--format", "srt").failed(
-        "--format srt needs timestamps, which this model does not make", code=1
-    )
+    run(folder, names[0], "--format", "srt").failed("--format srt needs times, which this model does not make", code=1)
     run(folder, names[0], "--language", "de", *SHORT).failed("language='de'", code=1)
     assert runner.recordings is not None
     monkeypatch.setattr(type(runner.recordings), "longest", 7_300, raising=False)
