@@ -379,9 +379,9 @@ class VoiceActivity:
         fix = 'pass an object such as {"threshold": 0.6, "speech_pad_ms": 200}'
         if not isinstance(value, Mapping):
             raise given.error(expected="an object of settings", fix=fix)
-        if unknown := next((name for name in value if name not in VAD_BOUNDS), None):
-            raise given.error(f"has no setting {short_repr(unknown)}", fix=f"pass some of {', '.join(VAD_BOUNDS)}")
         for name, each in value.items():
+            if name not in VAD_BOUNDS:
+                raise given.error(f"has no setting {short_repr(name)}", fix=f"pass some of {', '.join(VAD_BOUNDS)}")
             least, most = VAD_BOUNDS[name]
             if not least <= as_number(each) <= most:
                 problem = f"has {name} {short_repr(each)}"

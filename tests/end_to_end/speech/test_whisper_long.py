@@ -217,6 +217,7 @@ def test_a_seed_repeats_the_attempts_that_sample(bundles: BundleCache, recording
         ({"vad_parameters": {"threshold": 0.6}}, "does nothing without vad_filter; pass vad_filter=True too"),
         ({"batched_windows": True}, "batched_windows=True .* does nothing without vad_filter"),
         ({"vad_filter": True, "vad_parameters": {"onset": 1}}, "has no setting 'onset'; pass some of threshold, min_"),
+        ({"vad_filter": True, "vad_parameters": {"": None}}, "has no setting ''; pass some of threshold, min_"),
         ({"vad_filter": True, "vad_parameters": '{"threshold": 2}'}, "has threshold 2; pass a number from 0.01 to 1"),
         ({"vad_filter": True, "vad_parameters": "0.6"}, "is not an object of settings; pass an object such as"),
         (
