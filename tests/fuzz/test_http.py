@@ -58,6 +58,7 @@ class OnlyModel:
     manifest = SimpleNamespace(
         speech=True,
         reads_text=True,
+        takes_whole_recordings=False,
         family="whisper",
         tokenizer=SimpleNamespace(has_chat_template=True),
         generation={"task_to_id": {"transcribe": 1}},
