@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.errors import Fix, GenerationError
 
 __all__ = [
     "CALL",
@@ -50,6 +50,11 @@ class Layer:
     source: str
     values: Mapping[str, Any]
     asked: bool = False
+
+    def error(self, name: str, problem: str = "", *, expected: str = "", fix: Fix | str = "") -> GenerationError:
+        """Return the error about one of the layer's settings."""
+        value = self.values[name]
+        return GenerationError(problem, field=name, value=value, source=self.source, expected=expected, fix=fix)
 
 
 def read_generation_config(given: object) -> Layer:

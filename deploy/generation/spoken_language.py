@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import Fix, GenerationError, Setting, short_repr
+from tightbeam.deploy.errors import Fix, Setting, short_repr
 from tightbeam.deploy.generation.languages import NAMES, names_of
 from tightbeam.deploy.generation.layers import Layer
 from tightbeam.deploy.generation.translation import BEGINNING
@@ -55,7 +55,7 @@ def spoken_layers(given: Sequence[Layer]) -> list[Layer]:
             asked |= dict.fromkeys(own, layer)
             if values.get(BEGINNING) is not None:
                 problem = f"and {BEGINNING}={short_repr(values[BEGINNING])} both begin the output"
-                raise _error(own[0], layer, problem, fix="leave one out")
+                raise layer.error(own[0], problem, fix="leave one out")
             values[BEGINNING] = _prompt(checkpoint, asked)
         found.append(replace(layer, values=values))
     return found
@@ -78,7 +78,7 @@ def _prompt(checkpoint: Mapping[str, Any], asked: Mapping[str, Layer]) -> list[i
     prompts: Mapping[str, Sequence[int]] = checkpoint[PROMPTS]
     if LANGUAGE not in asked:
         name, layer = next(iter(asked.items()))
-        raise _error(name, layer, "needs the language spoken", fix=Fix("pass {} too", Setting(LANGUAGE, min(prompts))))
+        raise layer.error(name, "needs the language spoken", fix=Fix("pass {} too", Setting(LANGUAGE, min(prompts))))
     tokens = list(prompts[_code(LANGUAGE, asked[LANGUAGE], prompts)])
     if TARGET in asked:
         at = checkpoint[TARGET_AT]
@@ -87,7 +87,7 @@ def _prompt(checkpoint: Mapping[str, Any], asked: Mapping[str, Layer]) -> list[i
         layer = asked[PUNCTUATION]
         wanted = layer.values[PUNCTUATION]
         if not isinstance(wanted, bool):
-            raise _error(PUNCTUATION, layer, expected="true or false", fix="pass one of them")
+            raise layer.error(PUNCTUATION, expected="true or false", fix="pass one of them")
         if not wanted:
             place, token = checkpoint[UNPUNCTUATED]
             tokens[place] = token
@@ -99,13 +99,13 @@ def _check_bundle(layer: Layer) -> None:
     prompts, at, without = (layer.values.get(name) for name in (PROMPTS, TARGET_AT, UNPUNCTUATED))
     lengths = _lengths(prompts)
     if not lengths or min(lengths) < 1:
-        raise _error(PROMPTS, layer, expected="lists of token ids by code", fix="export the model again")
+        raise layer.error(PROMPTS, expected="lists of token ids by code", fix="export the model again")
     places = range(min(lengths))
     if at is not None and (type(at) is not int or at not in places):
-        raise _error(TARGET_AT, layer, expected="a place in each of the prompts", fix="export the model again")
+        raise layer.error(TARGET_AT, expected="a place in each of the prompts", fix="export the model again")
     pair = isinstance(without, list) and len(without) == 2 and all(type(each) is int for each in without)
     if without is not None and (not pair or without[0] not in places):
-        raise _error(UNPUNCTUATED, layer, expected="a place and a token", fix="export the model again")
+        raise layer.error(UNPUNCTUATED, expected="a place and a token", fix="export the model again")
 
 
 def _lengths(prompts: object) -> list[int]:
@@ -118,13 +118,12 @@ def _check_names(layer: Layer, checkpoint: Mapping[str, Any]) -> None:
     """Raise GenerationError for a choice that this model does not have, and for other models' names of one."""
     for name, place in ((TARGET, TARGET_AT), (PUNCTUATION, UNPUNCTUATED)):
         if layer.values.get(name) is not None and place not in checkpoint:
-            raise _error(name, layer, "is not a choice of this model", fix="leave it out")
+            raise layer.error(name, "is not a choice of this model", fix="leave it out")
     if layer.values.get("source_language") is not None:
-        fix = "pass it as language"
-        raise _error("source_language", layer, "is for texts", fix=fix)
+        raise layer.error("source_language", "is for texts", fix="pass it as language")
     if layer.values.get("task") is not None:
         fix = f"pass {TARGET} to translate" if TARGET_AT in checkpoint else "leave it out, since this model transcribes"
-        raise _error("task", layer, "is for Whisper", fix=fix)
+        raise layer.error("task", "is for Whisper", fix=fix)
 
 
 def _code(name: str, layer: Layer, prompts: Mapping[str, object]) -> str:
@@ -134,9 +133,4 @@ def _code(name: str, layer: Layer, prompts: Mapping[str, object]) -> str:
     if isinstance(given, str) and (code := by_name.get(given.strip().lower())) is not None:
         return code
     expected, fix = "a language of this model", f"pass one of {', '.join(names_of(prompts))}"
-    raise _error(name, layer, expected=expected, fix=fix)
-
-
-def _error(name: str, layer: Layer, problem: str = "", *, expected: str = "", fix: Fix | str) -> GenerationError:
-    value = layer.values[name]
-    return GenerationError(problem, field=name, value=value, source=layer.source, expected=expected, fix=fix)
+    raise layer.error(name, expected=expected, fix=fix)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import Constant, Fix, GenerationError, short_repr
+from tightbeam.deploy.errors import Constant, Fix, short_repr
 from tightbeam.deploy.generation.layers import Layer, caller_layers
 
 __all__ = [
@@ -73,7 +73,7 @@ def translation_layers(given: Sequence[Layer]) -> list[Layer]:
         if language is not None:
             if values.get(field) is not None:
                 problem = f"and {field}={short_repr(values[field])} both name the target"
-                raise _error(TARGET, language, layer, problem, fix="leave one out")
+                raise layer.error(TARGET, problem, fix="leave one out")
             token = token_of(TARGET, layer, languages)
             values[field] = [token] if field == BEGINNING else token
             chosen = layer, token
@@ -93,7 +93,7 @@ def _check_beginning(given: Sequence[Layer], chosen: Layer, token: int) -> None:
     after = tokens[1:] if tokens[:1] == [start] else tokens
     if after and after[0] != token:
         problem = f"does nothing, since {BEGINNING}={short_repr(tokens)} begin with another token"
-        raise _error(TARGET, chosen.values[TARGET], chosen, problem, fix=f"begin them with {token}, or leave one out")
+        raise chosen.error(TARGET, problem, fix=f"begin them with {token}, or leave one out")
 
 
 def asks_for_language(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
@@ -134,7 +134,7 @@ def from_language(ids: Sequence[int], defaults: Mapping[str, Any], overrides: Ma
     places = [place for place in (0, len(tokens) - 1) if tokens and tokens[place] in known]
     if not places:
         problem = "does nothing, since this model's tokenizer gives a text no language"
-        raise _error(SOURCE, asked[-1].values[SOURCE], asked[-1], problem, fix="leave it out")
+        raise asked[-1].error(SOURCE, problem, fix="leave it out")
     tokens[places[0]] = wanted
     return tokens
 
@@ -144,7 +144,7 @@ def check_without_text(overrides: Mapping[str, Any]) -> None:
     for layer in caller_layers(overrides):
         if layer.asked and layer.values.get(SOURCE) is not None:
             problem = "is for texts; token ids have the token of their language themselves"
-            raise _error(SOURCE, layer.values[SOURCE], layer, problem, fix="leave it out")
+            raise layer.error(SOURCE, problem, fix="leave it out")
 
 
 def token_of(name: str, layer: Layer, languages: Mapping[str, int]) -> int:
@@ -156,13 +156,7 @@ def token_of(name: str, layer: Layer, languages: Mapping[str, int]) -> int:
             return by_name[language.lower()]
         close = difflib.get_close_matches(language[:LONGEST_NAME], languages, 3)
         fix = Fix(f"did you mean {', '.join(close)}?" if close else f"pass one of {_listed(sorted(languages))}")
-    raise _error(name, language, layer, expected="a language of this model", fix=fix)
-
-
-def _error(
-    name: str, value: object, layer: Layer, problem: str = "", *, expected: str = "", fix: Fix | str
-) -> GenerationError:
-    return GenerationError(problem, field=name, value=value, source=layer.source, expected=expected, fix=fix)
+    raise layer.error(name, expected="a language of this model", fix=fix)
 
 
 def _listed(names: list[str]) -> str:

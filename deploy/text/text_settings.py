@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tightbeam.deploy.errors import GenerationError, InputError, short_repr
+from tightbeam.deploy.errors import InputError, short_repr
 from tightbeam.deploy.generation.layers import Layer, caller_layers, settings_of
 from tightbeam.deploy.generation.values import is_utf8
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -60,30 +60,26 @@ def _replaced(layer: Layer, codec: TextCodec | None, name: str, first_special: i
         return replace(layer, values={ids: None, **values})
     if values.get(ids) is not None:
         given = f"and {PROMPT}" if name == HOTWORDS else f"and {ids}={short_repr(values[ids])}"
-        raise _error(layer, name, f"{given} are the same", fix="leave one out")
+        raise layer.error(name, f"{given} are the same", fix="leave one out")
     if not isinstance(text, str) or not text.strip():
-        raise _error(layer, name, "is not a text", fix="pass one word at least, or leave it out")
+        raise layer.error(name, "is not a text", fix="pass one word at least, or leave it out")
     if len(text) > (most := max(LEAST_CHARACTERS, CHARACTERS_BY_POSITION * positions)):
-        raise _error(layer, name, f"has {len(text):,} characters", fix=f"pass {most:,} or fewer")
+        raise layer.error(name, f"has {len(text):,} characters", fix=f"pass {most:,} or fewer")
     if not is_utf8(text):
         problem = "holds half a character (a lone surrogate), which is not UTF-8"
-        raise _error(layer, name, problem, fix="remove it")
+        raise layer.error(name, problem, fix="remove it")
     if codec is None:
-        raise _error(layer, name, "needs a tokenizer, and this bundle has none", fix=f"pass {ids}")
+        raise layer.error(name, "needs a tokenizer, and this bundle has none", fix=f"pass {ids}")
     try:
         is_prompt = name in (PROMPT, HOTWORDS)
         values[ids] = prompt_ids(codec, text, first_special) if is_prompt else codec.encode_output(text)
     except InputError as error:
-        raise _error(layer, name, f"cannot be tokenized: {error}") from None
+        raise layer.error(name, f"cannot be tokenized: {error}") from None
     if not values[ids]:
-        raise _error(layer, name, "has no token", fix="pass a word of the tokenizer's vocabulary")
+        raise layer.error(name, "has no token", fix="pass a word of the tokenizer's vocabulary")
     if name == HOTWORDS:
         values[name] = text
     return replace(layer, values=values)
-
-
-def _error(layer: Layer, name: str, problem: str, *, fix: str = "") -> GenerationError:
-    return GenerationError(problem, field=name, value=layer.values[name], source=layer.source, fix=fix)
 
 
 def prompt_ids(codec: TextCodec, text: str, first_special: int) -> list[int]:
