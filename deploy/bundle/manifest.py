@@ -525,6 +525,11 @@ class Manifest(Entry):
         return self.speech is None and self.image is None
 
     @property
+    def takes_glossary(self) -> bool:
+        """True if outputs can have the terms of a glossary: it is for texts of an encoder, and needs a tokenizer."""
+        return self.reads_text and self.tokenizer is not None and not self.sizes.decoder_only
+
+    @property
     def error_inputs(self) -> str:
         """The inputs of ``precision_error``, in words. They are the same for every calibration."""
         if not self.reads_text:

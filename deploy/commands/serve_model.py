@@ -16,7 +16,7 @@ from tightbeam.deploy.console import Version, command_line, say
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.inputs.files.document import terms_of
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerError, threads_per_worker
-from tightbeam.deploy.serving.protocol.messages import NamedFiles
+from tightbeam.deploy.serving.protocol.named_files import TRIES, NamedFiles, by_name
 
 __all__ = ["main"]
 
@@ -233,18 +233,15 @@ def _pairs(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, tuple[s
 
 def _tries(given: Sequence[str], named: Mapping[str, Path]) -> dict[str, dict[str, str]]:
     """Return the files of tries by their names, for each model. Raises InputError."""
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, list[Path]] = {}
     for each in given:
         name, equals, path = each.partition("=")
         if not equals and len(named) == 1:
             name, path = next(iter(named)), each
         if name not in named or not path:
             raise InputError(f"--trie {each} names no model; pass NAME=FILE, NAME being one of {', '.join(named)}")
-        own, called = found.setdefault(name, {}), Path(path).stem
-        if called in own:
-            raise InputError(f"two of the tries have the name {called}; rename a file")
-        own[called] = path
-    return found
+        found.setdefault(name, []).append(Path(path))
+    return {name: by_name(files, TRIES) for name, files in found.items()}
 
 
 def _glossaries(given: Sequence[str]) -> dict[str, str]:

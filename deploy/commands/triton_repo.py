@@ -164,8 +164,15 @@ def triton_repo(
         settings = replace(settings, **{option: value for option, value in given.items() if value is not None})
         settings.check()
         loaded = Bundle.load(bundle)
-        beside: dict[str, Any] = {"tries": trie or (), "glossaries": glossary or ()}
-        written = write_model(loaded, repository, settings, force=force, next_version=next_version, **beside)
+        written = write_model(
+            loaded,
+            repository,
+            settings,
+            force=force,
+            next_version=next_version,
+            tries=trie or (),
+            glossaries=glossary or (),
+        )
     except (BundleError, RepositoryError) as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None

@@ -18,7 +18,7 @@ import stat
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -134,15 +134,8 @@ def _is_trie(offsets: Nodes, tokens: Nodes) -> bool:
     return bool((begins[1:] | (tokens[1:] > tokens[:-1])).all())
 
 
-def check_tries(files: Sequence[Path], vocabulary: int) -> None:
-    """Raise InputError for files of tries that cannot be served with a model of so many tokens.
-
-    Requests call a trie by the file's name without its ending, so two files may not share it.
-    """
-    names = [file.stem for file in files]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"two of the tries have the name {twice}; rename a file")
+def check_tries(files: Iterable[str], vocabulary: int) -> None:
+    """Raise InputError for files of tries that cannot be used with a model of so many tokens."""
     for file in files:
         trie = read_trie(file)
         if trie.vocabulary > vocabulary:

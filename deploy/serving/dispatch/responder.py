@@ -13,7 +13,8 @@ from typing import Literal
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.serving.protocol.log import log
 from tightbeam.deploy.serving.protocol.messages import Event, FoundSegment, Request, Row, Token
-from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, MAX_PARAMETER_BYTES, TRIES
+from tightbeam.deploy.serving.protocol.named_files import SUFFIXES
+from tightbeam.deploy.serving.protocol.parameters import BUNDLE, DEADLINE, MAX_PARAMETER_BYTES
 
 __all__ = ["MOST_BYTES", "Outcome", "Responder", "bytes_fault", "deadline_of"]
 
@@ -24,7 +25,7 @@ MOST_BYTES = 1 << 28
 """Bytes of a request's inputs. A front has them in memory already; further copies are made of those that are taken."""
 FOLDERS = re.compile(r"(?<![\w.~:/\\-])/(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
 """The folders of an absolute path."""
-MODEL_FOLDERS = rf"\d+|{BUNDLE}|{TRIES}"
+MODEL_FOLDERS = "|".join((r"\d+", BUNDLE, *SUFFIXES))
 """Names of folders in a served model's folder: a version, and what it has."""
 
 

@@ -23,7 +23,8 @@ from tightbeam.deploy.serving.dispatch.metrics import Metrics
 from tightbeam.deploy.serving.dispatch.worker_process import WorkerProcess
 from tightbeam.deploy.serving.http.errors import Busy, HttpError, RequestFailed
 from tightbeam.deploy.serving.http.pending import Event, PendingRequest
-from tightbeam.deploy.serving.protocol.messages import NO_FILES, NamedFiles, Row, WorkerSettings
+from tightbeam.deploy.serving.protocol.messages import Row, WorkerSettings
+from tightbeam.deploy.serving.protocol.named_files import NO_FILES, NamedFiles
 from tightbeam.deploy.serving.protocol.parameters import most_rows
 from tightbeam.deploy.serving.protocol.tensors import LENGTHS
 from tightbeam.deploy.text.tokenizer import TextCodec, load_codec
@@ -108,7 +109,7 @@ class ServedModel:
         self.name, self.pair, self._options = name, languages, options
         self.bundle = Bundle.load(path, verify=False)
         self.manifest = self.bundle.manifest
-        check_tries([Path(file) for file in files.tries.values()], self.manifest.sizes.vocabulary)
+        check_tries(files.tries.values(), self.manifest.sizes.vocabulary)
         worker = WorkerProcess(
             WorkerSettings(
                 bundle=str(path),
@@ -117,7 +118,7 @@ class ServedModel:
                 device=options.device,
                 max_rows=options.rows(self.bundle),
                 server=None,
-                files=files if self.has_terms else files.model_copy(update={"glossaries": {}}),
+                files=files if self.manifest.takes_glossary else files.model_copy(update={"glossaries": {}}),
             )
         )
         most = options.max_batch_size
@@ -139,11 +140,6 @@ class ServedModel:
     def reads_text(self) -> bool:
         """True for a model of texts, rather than of speech or images."""
         return bool(self.manifest.reads_text)
-
-    @property
-    def has_terms(self) -> bool:
-        """True for a model whose outputs can have the terms of a glossary."""
-        return self.reads_text and self.manifest.tokenizer is not None and not self.manifest.sizes.decoder_only
 
     @property
     def has_timestamps(self) -> bool:

@@ -18,14 +18,13 @@ from pydantic import BaseModel
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.inputs.output import Output, TextSegment
 from tightbeam.deploy.scheduling.events import Work
+from tightbeam.deploy.serving.protocol.named_files import NO_FILES, NamedFiles
 
 __all__ = [
-    "NO_FILES",
     "Cancel",
     "Event",
     "Failed",
     "FoundSegment",
-    "NamedFiles",
     "Reading",
     "Ready",
     "Refused",
@@ -61,21 +60,6 @@ class Server(BaseModel):
     url: str
     model: str
     region: str
-
-
-class NamedFiles(BaseModel):
-    """Files of the server's machine that requests may name, by name, besides those in the folders beside the bundle.
-
-    Attributes
-    ----------
-    tries, glossaries : dict
-    """
-
-    tries: dict[str, str] = {}
-    glossaries: dict[str, str] = {}
-
-
-NO_FILES = NamedFiles()
 
 
 class WorkerSettings(BaseModel):

@@ -9,10 +9,6 @@ from tightbeam.deploy.errors import InputError
 
 BUNDLE = "bundle"
 """The bundle's folder, next to model.py."""
-TRIES, TRIE_SUFFIX = "tries", ".trie"
-"""The folder of tries, next to model.py, and the suffix of their files."""
-GLOSSARIES, GLOSSARY_SUFFIX = "glossaries", ".csv"
-"""The folder of glossaries, next to model.py, and the suffix of their files."""
 ENGINE, MAX_ROWS, URL, DEADLINE = "engine", "max_rows", "url", "deadline_s"
 MAX_REQUEST_ROWS = "max_request_rows"
 """Parameters in the model's configuration. A request may have a shorter deadline among its own parameters."""

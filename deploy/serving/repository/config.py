@@ -276,8 +276,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     if text and manifest.reads_text:
         put_output(TRUNCATED_TOKENS, "TYPE_INT32", 1)
         put_output(TRUNCATED_SIDE, "TYPE_STRING", 1)
-        if not manifest.sizes.decoder_only:
-            put_output(REPORTS, "TYPE_STRING", 1)
+    if manifest.takes_glossary:
+        put_output(REPORTS, "TYPE_STRING", 1)
     put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
     put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)

@@ -22,9 +22,11 @@ import numpy as np
 
 from tightbeam.deploy.bundle.atomic_dir import incomplete_folder, write_folder
 from tightbeam.deploy.bundle.engine_files import ENGINE_FILE, ENGINES, build_command, engine_names, load_engine
-from tightbeam.deploy.bundle.manifest import MANIFEST
+from tightbeam.deploy.bundle.manifest import MANIFEST, Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.inputs.files.document import terms_of
+from tightbeam.deploy.serving.protocol.named_files import GLOSSARIES, TRIES, by_name, copy_beside
 from tightbeam.deploy.serving.protocol.parameters import BUNDLE
 from tightbeam.deploy.serving.repository.config import (
     MADE_BY,
@@ -35,9 +37,7 @@ from tightbeam.deploy.serving.repository.config import (
     model_config,
     settings_of,
 )
-from tightbeam.deploy.serving.repository.glossaries import check_glossaries, copy_glossaries
 from tightbeam.deploy.serving.repository.readme import readme
-from tightbeam.deploy.serving.repository.tries import copy_tries
 from tightbeam.deploy.tries.file import check_tries
 
 __all__ = ["ServedModel", "served_models", "settings_there", "write_model"]
@@ -155,13 +155,7 @@ def write_model(
         The bundle lacks the TensorRT engine that the settings name.
     """
     settings.check()
-    try:
-        check_tries(tries, bundle.manifest.sizes.vocabulary)
-    except InputError as error:
-        raise RepositoryError(str(error)) from None
-    about = bundle.manifest
-    translates = about.reads_text and about.tokenizer is not None and not about.sizes.decoder_only
-    check_glossaries(glossaries, translates=translates)
+    _check_named(bundle.manifest, tries, glossaries)
     engine, _, engine_name = settings.engine.partition(":")
     if engine_name:
         load_engine(bundle, engine_name, verify=False)
@@ -180,8 +174,8 @@ def write_model(
     def fill_version(folder: Path) -> None:
         shutil.copyfile(Path(__file__).parents[1] / MODEL, folder / MODEL)
         _copy(bundle, folder / BUNDLE, engines=settings.engine != "onnxruntime")
-        copy_tries(tries, folder)
-        copy_glossaries(glossaries, folder)
+        copy_beside(tries, folder, TRIES)
+        copy_beside(glossaries, folder, GLOSSARIES)
 
     def fill_settings(folder: Path) -> None:
         (folder / "warmup").mkdir(exist_ok=True)
@@ -203,6 +197,18 @@ def write_model(
     except OSError as error:
         raise RepositoryError(f"cannot write {model}: {error.strerror or error}; nothing was left behind") from error
     return model / str(number)
+
+
+def _check_named(manifest: Manifest, tries: Sequence[Path], glossaries: Sequence[Path]) -> None:
+    """Raise RepositoryError for tries and glossaries that cannot be served with a model."""
+    if glossaries and not manifest.takes_glossary:
+        raise RepositoryError("--glossary is for a model of texts with an encoder and a tokenizer; leave it out")
+    try:
+        check_tries(by_name(tries, TRIES).values(), manifest.sizes.vocabulary)
+        for file in by_name(glossaries, GLOSSARIES).values():
+            terms_of(file)
+    except InputError as error:
+        raise RepositoryError(str(error)) from None
 
 
 def _check_target(model: Path, *, force: bool, next_version: bool) -> int:

@@ -17,7 +17,7 @@ from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.search import SearchResult
-from tightbeam.deploy.serving.protocol.parameters import GLOSSARIES, GLOSSARY_SUFFIX
+from tightbeam.deploy.serving.protocol.named_files import GLOSSARIES, files_beside
 
 __all__ = ["GLOSSARY", "TermsInput", "check_for_terms", "forcing", "named_glossary", "served_glossaries"]
 
@@ -29,8 +29,7 @@ def served_glossaries(model: Model, others: Mapping[str, str]) -> dict[str, Glos
 
     Raises InputError if one cannot be read.
     """
-    beside = sorted((model.bundle.path.parent / GLOSSARIES).glob(f"*{GLOSSARY_SUFFIX}"))
-    files = {**{file.stem: str(file) for file in beside}, **others}
+    files = {**files_beside(model.bundle.path, GLOSSARIES), **others}
     if not files:
         return {}
     codec = model.text.require_tokenizer()
@@ -38,7 +37,7 @@ def served_glossaries(model: Model, others: Mapping[str, str]) -> dict[str, Glos
 
 
 def named_glossary(name: object, glossaries: Mapping[str, Glossary]) -> Glossary | None:
-    """Return the glossary that a request names; None without a name. Raises InputError if there is none of it."""
+    """Return the glossary that a request names; None without a name. Raises InputError for an unknown name."""
     if name is None:
         return None
     if not isinstance(name, str) or name not in glossaries:

@@ -30,7 +30,8 @@ from tightbeam.deploy.inputs.sources import SourceReader
 from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
-from tightbeam.deploy.serving.protocol.messages import NO_FILES, NamedFiles, Request
+from tightbeam.deploy.serving.protocol.messages import Request
+from tightbeam.deploy.serving.protocol.named_files import NO_FILES, NamedFiles
 from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
 from tightbeam.deploy.serving.worker.encoded import file_bytes
@@ -180,14 +181,9 @@ class RequestParser:
                     opened = OpenInput(result, [self._sample(tokens, own, request, row)])
                     if glossary is not None and (terms := glossary.terms_in(text)):
                         again = partial(self._with_words, tokens, own, request, row)
-                        about: dict[str, Any] = {
-                            "text": text,
-                            "glossary": glossary,
-                            "terms": terms,
-                            "model": model,
-                            "again": again,
-                        }
-                        opened = TermsInput(result, opened.samples, **about)
+                        opened = TermsInput(
+                            result, opened.samples, text=text, glossary=glossary, terms=terms, model=model, again=again
+                        )
                 elif name == INPUT_IDS:
                     given = value[: lengths[row]]
                     ids = given if len(given) > model.manifest.sizes.max_source else given.tolist()

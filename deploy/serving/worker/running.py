@@ -20,10 +20,8 @@ from tightbeam.deploy.scheduling.sample import Sample
 from tightbeam.deploy.scheduling.scheduler import FailedSample, FinishedSample
 from tightbeam.deploy.serving.protocol.log import log, log_exception
 from tightbeam.deploy.serving.protocol.messages import (
-    NO_FILES,
     Event,
     FoundSegment,
-    NamedFiles,
     Reading,
     Refused,
     Report,
@@ -33,6 +31,7 @@ from tightbeam.deploy.serving.protocol.messages import (
     Stats,
     Token,
 )
+from tightbeam.deploy.serving.protocol.named_files import NO_FILES, NamedFiles
 from tightbeam.deploy.serving.worker.parsing import THREADS, Job, ParsingThreads
 from tightbeam.deploy.serving.worker.requests import ParsedRequest, RequestParser
 

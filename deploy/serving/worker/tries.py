@@ -11,7 +11,7 @@ from typing import Any
 
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.generation.layers import GENERATION_CONFIG
-from tightbeam.deploy.serving.protocol.parameters import TRIE_SUFFIX, TRIES
+from tightbeam.deploy.serving.protocol.named_files import TRIES, files_beside
 from tightbeam.deploy.tries.file import read_trie
 
 __all__ = ["served_tries", "with_served_trie"]
@@ -21,8 +21,7 @@ TRIE = "trie"
 
 def served_tries(bundle: Path, others: Mapping[str, str]) -> dict[str, str]:
     """Return the files of the tries next to a served bundle, and those of ``others``, by name."""
-    files = sorted((bundle.parent / TRIES).glob(f"*{TRIE_SUFFIX}"))
-    return {**{file.stem: str(file) for file in files}, **others}
+    return {**files_beside(bundle, TRIES), **others}
 
 
 def with_served_trie(settings: Mapping[str, Any], tries: Mapping[str, str]) -> dict[str, Any]:

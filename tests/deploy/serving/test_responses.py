@@ -263,6 +263,7 @@ def test_response_that_triton_refuses_becomes_an_error(
     [
         ("/my models/m/1/bundle/weights.safetensors was changed", "weights.safetensors was changed"),
         ("/my models/m/1/tries/a.trie is not a whole trie: no", "a.trie is not a whole trie: no"),
+        ("/my models/m/1/glossaries/a.csv has no term", "a.csv has no term"),
         ("bundle /my models/m/1/bundle has no engine 'a'", "bundle bundle has no engine 'a'"),
         ("FileNotFoundError: no such file: '/usr/lib/python3.12/json/x.py'", "FileNotFoundError: no such file: 'x.py'"),
         (
