@@ -338,7 +338,9 @@ class _Run:
             raise InputError(f"--format {run.subtitles} is for speech models, this is {self._kind}; leave it out")
         if not self._model.has_windows and self._model.settings.options(self._settings).vad is None:
             problem = f"--format {run.subtitles} needs times, which this model does not make"
-            raise InputError(f"{problem}; pass --vad-filter, which finds those of the speech, or leave it out")
+            raise InputError(
+                f"{problem}; pass --vad-filter, which finds the times of the speech, or leave --format out"
+            )
         if not self._model.has_tokenizer:
             raise InputError(f"--format {run.subtitles} needs text, and this bundle has no tokenizer; pass --json")
         if run.resume is not None or run.json_lines or run.line_format.field is not None:

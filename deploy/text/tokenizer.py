@@ -157,7 +157,7 @@ class _TokenizersCodec:
 
     @property
     def times_of_text(self) -> int:
-        """How often the post-processor repeats a text. A cut text of n pieces takes n ** times steps."""
+        """The number of times that the post-processor repeats a text. A cut text of n pieces takes n ** times steps."""
         processor = self._tokenizer.post_processor
         return 1 if processor is None else _times_of_text(json.loads(processor.__getstate__()))
 

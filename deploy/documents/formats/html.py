@@ -41,7 +41,7 @@ NO = re.compile(r"""\stranslate\s*+=\s*+["']?no\b|\sclass\s*+=\s*+["']?(?:[^"'>]
 
 
 LONG_REFERENCE = re.compile(r"&#[0-9]{100,};?")
-"""A reference to a character by so many digits that it is none."""
+"""A reference by more digits than the number of any character has."""
 
 
 def read(data: bytes) -> Document:

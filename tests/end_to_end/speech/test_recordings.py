@@ -24,6 +24,7 @@ from support.checkpoints.image import PATCHES
 from support.checkpoints.speech import RECORDING_FAMILIES
 from support.commands import SHORT, caller
 from support.inputs import run_recordings
+from support.loud_speech import Loud
 from support.serving.triton_requests import audio_request
 from support.serving.triton_requests import run as run_requests
 from support.slow_cases import STOOD_FOR, slow_unless
@@ -468,19 +469,6 @@ def test_checkpoints_that_cannot_be_run_are_refused(checkpoints: CheckpointCache
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ExportError, match=r"the keys of layer 0 go through rotary positions|xcache"):
         export_model(checkpoints("moonshine"), tmp_path / "out", variant="xcache", check=False)
-
-
-class Loud:
-    """Finds the speech in each chunk that is not silent, in place of Silero's model."""
-
-    def __init__(self) -> None:
-        self.probabilities: list[float] = []
-
-    def listen(self, blocks: Any) -> Any:
-        whole = np.concatenate(list(blocks))
-        chunks = np.pad(whole, (0, -len(whole) % 512)).reshape(-1, 512)
-        self.probabilities = [float(np.abs(chunk).max() > 1e-3) for chunk in chunks]
-        yield whole
 
 
 VAD: dict[str, Any] = {"vad_filter": True, "vad_parameters": {"min_silence_duration_ms": 200, "speech_pad_ms": 0}}

@@ -16,6 +16,7 @@ from support.audio import RATE_HZ, chirp, window_recordings
 from support.bundles.cache import BundleCache
 from support.checkpoints.families import WHISPER_GENERATION
 from support.checkpoints.timestamps import generate, with_timestamps
+from support.loud_speech import Loud
 from support.serving.triton_requests import run
 from support.slow_cases import slow_unless
 from support.tolerance import allowed, error
@@ -337,19 +338,6 @@ def test_clips_give_what_they_would_alone_at_times_of_the_recording(bundles: Bun
         == runner.transcribe_outputs([whole], clip_timestamps="0.5,2,3")[0].segments
     )
     assert runner.transcribe([whole], clip_timestamps="0") == runner.transcribe([whole])
-
-
-class Loud:
-    """A detector for which all that is loud is speech."""
-
-    def __init__(self) -> None:
-        self.probabilities: list[float] = []
-
-    def listen(self, blocks: Any) -> Any:
-        whole = np.concatenate(list(blocks))
-        chunks = np.pad(whole, (0, -len(whole) % 512)).reshape(-1, 512)
-        self.probabilities = [float(np.abs(chunk).max() > 1e-3) for chunk in chunks]
-        yield whole
 
 
 SPEECH: dict[str, Any] = {
