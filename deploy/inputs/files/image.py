@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ import numpy.typing as npt
 
 from tightbeam.deploy.errors import NO_NAME, InputError, first_line, open_fault
 from tightbeam.deploy.image.geometry import INSTALL, MAX_PIXELS
+from tightbeam.deploy.inputs.files.image_content import MorePages, image_content
 from tightbeam.deploy.inputs.files.regular import not_regular
 
 __all__ = ["ImageFile", "is_image"]
 
 Image = npt.NDArray[np.uint8]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp")
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 EXPECTED = "expected a PNG, JPEG, TIFF, WebP or BMP file"
-SEVERAL_VIEWS = "MPO"
-"""Format of cameras' JPEG files: the first picture is the photograph, and the others are its previews."""
-SUBFILE_TYPE, PREVIEW_OR_MASK = 254, 1 | 4
-"""The TIFF tag, and its bits, that mark a picture as a smaller copy or a transparency mask instead of a page."""
+TURNS = (None, None, 0, 3, 1, 5, 4, 6, 2)
+"""What undoes each of Exif's orientations, as pillow numbers it."""
 
 
 def is_image(path: str) -> bool:
@@ -63,15 +60,23 @@ class ImageFile:
         if not data:
             raise InputError(f"{self._shown} is empty, it has no bytes; {EXPECTED}")
         with _one_line(self._shown):
-            self._image = pillow.open(io.BytesIO(data), formats=FORMATS)
-            self._frames = _pages(self._image, self._shown, most_pages)
+            try:
+                content = image_content(data, most_pages, most_pixels)
+            except MorePages:
+                raise InputError(f"{self._shown} has more than {most_pages} pages; cut it into pieces") from None
+            self._orientations, self._bytes = content.orientations, len(content.data)
+            self._image = pillow.open(io.BytesIO(content.data), formats=[content.kind])
+            pictures = getattr(self._image, "n_frames", 1) if content.kind != "TIFF" else 1
+        if pictures > 1:
+            problem = f"{self._shown} is an animation of {pictures} pictures, expected one"
+            raise InputError(f"{problem}; save those that count as files")
 
     def __len__(self) -> int:
         """Pages."""
-        return len(self._frames)
+        return len(self._orientations)
 
     def read(self, page: int) -> Image:
-        """Decode a page to red, green and blue, turned upright by its Exif data. Transparent places become white.
+        """Decode a page to red, green and blue, turned upright by its metadata. Transparent places become white.
 
         Parameters
         ----------
@@ -88,18 +93,23 @@ class ImageFile:
         InputError
             The page cannot be decoded, or has too many pixels.
         """
-        from PIL import ImageOps
+        from PIL.Image import Transpose
 
         shown = self._shown if len(self) == 1 else f"{self._shown}, page {page + 1}"
         with _one_line(shown):
-            self._image.seek(self._frames[page])
+            self._image.seek(page)
             width, height = self._image.size
             if width * height > self._most_pixels:
                 raise InputError(
                     f"{shown} has {width} x {height} pixels, expected {self._most_pixels:,} at most; cut it into "
                     "pieces, or resize it"
                 )
-            return _colours(ImageOps.exif_transpose(self._image), shown)
+            # pillow joins what its decoders cannot read yet, again with each block, so blocks are as long as may be
+            most = max(self._image.decodermaxblock, self._bytes // max(len(self._image.tile), 1))
+            self._image.decodermaxblock = most
+            orientation = self._orientations[page]
+            turn = TURNS[orientation] if orientation < len(TURNS) else None
+            return _colours(self._image if turn is None else self._image.transpose(Transpose(turn)), shown)
 
     def close(self) -> None:
         """Free the content."""
@@ -141,27 +151,6 @@ def _bytes_of(path: str) -> bytes:
         raise InputError(f"{path} is too large for this machine's memory; cut it into pieces") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{open_fault(path, error)}; {EXPECTED}") from None
-
-
-def _pages(image: Any, shown: str, most: float) -> list[int]:
-    """Return the numbers of the pictures that are pages. Raises InputError for an animation, or too many pictures."""
-    if image.format != "TIFF":
-        count = getattr(image, "n_frames", 1)
-        if count > 1 and image.format != SEVERAL_VIEWS:
-            problem = f"{shown} is an animation of {count} pictures, expected one"
-            raise InputError(f"{problem}; save those that count as files")
-        return [0]
-    pages = []
-    for number in count_from(0):  # the number of pictures is unknown until the last one is read
-        try:
-            image.seek(number)
-        except EOFError:
-            break
-        if number >= most:
-            raise InputError(f"{shown} has more than {most} pages; cut it into pieces")
-        if not image.tag_v2.get(SUBFILE_TYPE, 0) & PREVIEW_OR_MASK:
-            pages.append(number)
-    return pages or [0]
 
 
 def _colours(image: Any, shown: str) -> Image:
