@@ -21,12 +21,14 @@ __all__ = ["FORMAT"]
 
 MOST_UNPACKED, MOST_PARTS = 1 << 27, 4096
 """Bounds of the archive: bytes of all its parts as they are unpacked, and parts."""
+MOST_TAGS = 1 << 21
+"""Tags of all parts: each takes memory, and a paragraph or run some 0.03 ms."""
 ALLOWED = ("pPr", "r", "bookmarkStart", "bookmarkEnd", "proofErr", "permStart", "permEnd")
 """Parts of a paragraph whose text is translated."""
 MOST_RUNS = 1000
 """Runs of a paragraph; of more it is left."""
 READ = 1 << 16
-"""Bytes at the beginning of a part in which a declaration of entities is looked for."""
+"""Bytes of a part that are read at a time. A declaration of entities is looked for in the first ones."""
 
 
 def read(data: bytes) -> Document:
@@ -45,14 +47,12 @@ def read(data: bytes) -> Document:
     notes = []
     for number, paragraph in enumerate(paragraphs, start=1):
         place = f"paragraph {number}"
-        if not paragraph.text.strip():
-            continue
         passage = _passage(paragraph, place)
-        if passage is None:
+        if passage is not None and passage.text.strip():
+            kept.append((paragraph, passage))
+        elif passage is None and paragraph.text.strip():
             what = "links, fields, changes, images or notes" if len(paragraph.runs) <= MOST_RUNS else "too many runs"
             notes.append(f"{place} has {what}, and is left")
-        else:
-            kept.append((paragraph, passage))
 
     def write(texts: Sequence[NewText]) -> bytes:
         for (paragraph, passage), new in zip(kept, texts, strict=True):
@@ -75,12 +75,17 @@ def _check(data: bytes) -> None:
                 raise InputError(f"the document has more than {MOST_PARTS:,} parts, which no Word document needs")
             if sum(part.file_size for part in parts) > MOST_UNPACKED:
                 raise InputError(f"the document unpacks to more than {MOST_UNPACKED:,} bytes; leave large images out")
+            tags = 0
             for part in parts:
-                if part.filename.endswith((".xml", ".rels")):
-                    with archive.open(part) as file:
-                        head = file.read(READ).replace(b"\0", b"")  # UTF-16, too
-                    if b"<!DOCTYPE" in head or b"<!ENTITY" in head:
+                with archive.open(part) as file:
+                    head = file.read(READ).replace(b"\0", b"")  # UTF-16, too
+                    if part.filename.endswith((".xml", ".rels")) and (b"<!DOCTYPE" in head or b"<!ENTITY" in head):
                         raise InputError(f"{part.filename[:80]} of the document declares entities, and is not read")
+                    tags += head.count(b"<")
+                    while tags <= MOST_TAGS and (piece := file.read(READ)):
+                        tags += piece.count(b"<")
+                if tags > MOST_TAGS:
+                    raise InputError(f"the document has more than {MOST_TAGS:,} tags; cut it into several")
     except InputError:
         raise
     except Exception as error:  # of zipfile, and of the compressions that it reads
@@ -106,20 +111,21 @@ def _paragraphs(file: Any) -> Iterator[Any]:
 
 def _passage(paragraph: Any, place: str) -> Passage | None:
     """Return the text of a paragraph whose runs are text alone; None for any other."""
-    if len(paragraph.runs) > MOST_RUNS or any(_name(child) not in ALLOWED for child in paragraph._element):
+    runs = paragraph.runs
+    if len(runs) > MOST_RUNS or any(_name(child) not in ALLOWED for child in paragraph._element):
         return None
-    if any(
-        _name(child) not in ("rPr", "t", "lastRenderedPageBreak") for run in paragraph.runs for child in run._element
-    ):
+    if any(_name(child) not in ("rPr", "t", "lastRenderedPageBreak") for run in runs for child in run._element):
         return None
-    usual = _formatting(max(paragraph.runs, key=lambda run: len(run.text)))
+    texts = ["".join(child.text or "" for child in run._element if _name(child) == "t") for run in runs]
+    formats = [_formatting(run) for run in runs]
+    usual = max(zip(texts, formats, strict=True), key=lambda each: len(each[0]), default=("", ""))[1]
     marks, begin = [], 0
-    for number, run in enumerate(paragraph.runs):
-        end = begin + len(run.text)
-        if end > begin and _formatting(run) != usual:
+    for number, text in enumerate(texts):
+        end = begin + len(text)
+        if end > begin and formats[number] != usual:
             marks.append(Mark(begin, end, str(number), "/"))
         begin = end
-    return Passage(paragraph.text, place, tuple(marks))
+    return Passage("".join(texts), place, tuple(marks))
 
 
 def _name(element: Any) -> str:
