@@ -10,6 +10,7 @@ import ctypes
 import io
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightbeam.deploy.errors import InputError, first_line
+from tightbeam.deploy.inputs.files.sound_comments import without_comments
 from tightbeam.deploy.inputs.files.sound_source import SoundSource
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ index of any length."""
 READ_TIMES, READ_MORE = 16, 64 << 20
 """Bytes read of a file, as times of its length and more: it is read once, but for its index and what is seen at places
 that are passed over."""
+MOST_IDLE_S = 2.0
+"""Seconds of processor time until a file whose length is limited gives sound, and then further sound."""
 IDLE_PACKETS, PACKET_SAMPLES = 5000, 8
 """Packets that give no sound, and the fewest samples that a packet gives otherwise."""
 PACKET_BYTES = 1 << 14
@@ -109,6 +113,8 @@ class _Content:
         The file, or a stream of which ``begun`` was read already.
     is_stream
         It is read while it comes, without seeking.
+    most_idle_s
+        Seconds of processor time of the thread from `begin` to its last read.
 
     Attributes
     ----------
@@ -120,8 +126,10 @@ class _Content:
         Why reading ended before the end.
     """
 
-    def __init__(self, file: BinaryIO, begun: bytes = b"", *, is_stream: bool = False) -> None:
-        self._file, self._is_stream = file, is_stream
+    def __init__(
+        self, file: BinaryIO, begun: bytes = b"", *, is_stream: bool = False, most_idle_s: float = math.inf
+    ) -> None:
+        self._file, self._is_stream, self._most_idle_s = file, is_stream, most_idle_s
         self._read = getattr(file, "read1", file.read) if is_stream else file.read
         self._begun = self.head = begun + file.read(max(0, HEAD_BYTES - len(begun)))
         self.length, self._left, self.fault = 0, math.inf, cast(Exception | None, None)
@@ -129,6 +137,11 @@ class _Content:
             self.length, self._begun = file.seek(0, os.SEEK_END), b""
             self._left = READ_TIMES * self.length + READ_MORE
             file.seek(0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count processor time from now on."""
+        self._begun_s = time.thread_time()
 
     def read(self, size: int) -> bytes:
         try:
@@ -138,6 +151,8 @@ class _Content:
         self._left -= len(found)
         if self._left < 0:
             self.fault, found = UnreadableError("its parts are to be read over and over"), b""
+        elif time.thread_time() - self._begun_s > self._most_idle_s:
+            self.fault, found = UnreadableError("it takes too long to find its sound"), b""
         if self._is_stream:
             self.length += len(found)
         return found
@@ -197,7 +212,7 @@ class SoundFile:
 
     def __init__(self, source: str | bytes | SoundSource, *, is_limited: bool = False) -> None:
         self._av = av = _av()
-        self._most_bytes = MOST_BYTES_LIMITED if is_limited else MOST_BYTES
+        self._most_bytes, self._is_limited = MOST_BYTES_LIMITED if is_limited else MOST_BYTES, is_limited
         with suppress(AttributeError):  # a system on which it is not found among the libraries that PyAV has loaded
             ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(self._most_bytes))
         options = {"format_whitelist": FORMATS.replace(" ", ","), "codec_whitelist": CODECS.replace(" ", ",")}
@@ -213,6 +228,11 @@ class SoundFile:
         if not self._is_stream:
             options["max_size"] = str(PACKET_BYTES)
         self._files, self._seeks, self.decoded_s = ExitStack(), not self._is_stream, 0.0
+        if is_limited and self._bytes is not None:
+            try:
+                self._bytes = without_comments(self._bytes)
+            except ValueError as error:
+                raise UnreadableError(str(error)) from None
         self._open()
 
     def _open(self) -> None:
@@ -223,7 +243,8 @@ class SoundFile:
         with ExitStack() as files:
             file = given.stream if self._bytes is None else io.BytesIO(self._bytes)
             file = file or files.enter_context(open(given.name, "rb"))
-            self._content = _Content(file, given.begun, is_stream=self._is_stream)
+            most_idle_s = MOST_IDLE_S if self._is_limited and not self._is_stream else math.inf
+            self._content = _Content(file, given.begun, is_stream=self._is_stream, most_idle_s=most_idle_s)
             if self._raw is not None and self._content.head.startswith(HEADERS):
                 raise InputError(f"{given.name} has a header with its rate and format; leave --sample-rate out")
             try:
@@ -352,6 +373,7 @@ class SoundFile:
                 samples += frame.samples
                 done_s += frame.samples / frame.sample_rate
                 yield frame
+                self._content.begin()
             if packets > IDLE_PACKETS + samples // PACKET_SAMPLES:
                 raise UnreadableError(f"it has {packets:,} packets with {samples:,} samples")
         if self._content.fault is not None:

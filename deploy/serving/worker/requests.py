@@ -55,7 +55,7 @@ QUICK_BYTES = 1 << 12
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES = 1 << 26, 1 << 27
 """Limits of a file: an hour of 16 bits at 16 kHz has 110 MiB."""
 MAX_PAGES, MAX_PIXELS = 128, 1 << 25
-"""Pages of one image, and pixels of a page: decoding takes up to 27 bytes a pixel, in two threads."""
+"""Pages of one image, and pixels of a page: decoding takes up to 22 bytes a pixel, in two threads."""
 MAX_WINDOWS, MAX_RECORDING_S = 120, 3600
 """Limits of the recordings of a request, in windows for a model that has them: both an hour for Whisper."""
 TEXT_PARAMETERS = frozenset(
