@@ -347,8 +347,8 @@ class Runner:
         SearchResult
             ``sequences`` int64 [B * num_return_sequences, T] from the start token on; for a decoder-only model from the
             prompt on, padded on the left. ``scores`` float32 [B * num_return_sequences] of beam search; None for greedy
-            search. ``finish_reasons`` and ``new_tokens`` of each sequence. ``token_scores`` and ``alternatives`` if
-            they are asked for.
+            search. ``finish_reasons`` and ``new_tokens`` of each sequence. ``token_scores``, ``alternatives`` and
+            ``attentions`` if they are asked for.
 
         Raises
         ------
@@ -438,13 +438,14 @@ class Runner:
         truncate : bool or str
         batch_size : int
         **settings
-            The arguments of `generate_text`, ``return_token_scores`` and ``return_alternatives`` among the settings.
+            The arguments of `generate_text`, ``return_token_scores``, ``return_alternatives`` and ``return_attention``
+            among the settings.
 
         Returns
         -------
         list of Output
-            One for each input: texts, token ids and scores of its sequences, best first, with the scores and
-            alternatives of their tokens if these are asked for.
+            One for each input: texts, token ids and scores of its sequences, best first, with the scores, alternatives
+            and attention of their tokens if these are asked for.
 
         Raises
         ------
@@ -1048,7 +1049,7 @@ class Runner:
 
 def _check_texts_alone(options: GenerationOptions) -> None:
     """Raise GenerationError for settings that ask for more than texts."""
-    if options.scoring is not None:
-        asked = options.scoring.asked
-        fix = "Runner.transcribe_segments" if options.aligned else "Runner.generate_outputs or Runner.generate"
+    if asked := options.beside_texts:
+        of_speech = options.scoring is not None and options.scoring.times
+        fix = "Runner.transcribe_segments" if of_speech else "Runner.generate_outputs or Runner.generate"
         raise GenerationError(f"{asked} is more than texts; call {fix}")

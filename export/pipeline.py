@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from tightbeam.deploy.bundle.engine_files import engine_names
 from tightbeam.deploy.bundle.manifest import (
     MANIFEST,
+    AlignmentEntry,
     DivergenceEntry,
     GuardEntry,
     Manifest,
@@ -28,6 +29,7 @@ from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
+from tightbeam.export.accuracy.alignment_layer import choose_alignment
 from tightbeam.export.accuracy.cache_guard import INT8_CACHE_OPTIONS, check_caches, measure_caches
 from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
 from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, halves
@@ -155,6 +157,8 @@ class _Export:
     reference: Reference | None = field(init=False)
     """outputs of torch; None without the comparison"""
     canonical: ModelGraphs = field(init=False)
+    alignment: AlignmentEntry | None = field(init=False)
+    """the cross-attentions that align the output with the source"""
     plan: tuple[LayerPlan, ...] = field(init=False)
     guarded: tuple[GuardEntry, ...] = field(init=False)
     """errors that the guard measured"""
@@ -235,8 +239,9 @@ def _trace(export: _Export) -> None:
     """Trace the model once; every variant is a rewrite of this trace."""
     export.on_step(TRACING)
     export.canonical = trace(export.checkpoint)
-    if alignment := alignment_of(export.checkpoint):
-        export.canonical.alignment_heads = alignment.heads
+    export.alignment = choose_alignment(export.checkpoint, export.preparation.calibration)
+    if export.alignment is not None:
+        export.canonical.alignment_heads = export.alignment.heads
 
 
 def trace(checkpoint: Checkpoint) -> ModelGraphs:
@@ -522,6 +527,7 @@ def _write(export: _Export) -> Bundle:
             cache_precision=options.cache_precision,
             generated_cache_precision=options.generated_cache_precision,
             weight_threshold=options.weight_threshold,
+            alignment=export.alignment,
         )
         _check_draft(folder, manifest)
         if export.reference is None or export.exact is not None:  # else the comparison loads it now

@@ -105,10 +105,7 @@ def attention_of(alignment: Alignment, frames: int | None, filter_width: int) ->
         Standardised and filtered attention, averaged over the heads. Row i belongs to the step that is fed token i, so
         the last token has no row.
     """
-    queries, keys = (np.asarray(each, np.float32) for each in (alignment.queries, alignment.keys))
-    scores = queries[1:].swapaxes(0, 1) @ keys.swapaxes(1, 2)  # [A, n - 1, N]
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=np.float32(-np.inf)))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    weights = alignment.weights()[:, 1:]
     if frames is not None:
         weights = weights[..., : frames // FRAMES][..., : frames // FRAMES]
     if not weights.size:

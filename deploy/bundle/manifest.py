@@ -39,6 +39,8 @@ __all__ = [
 
 FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
+TRANSLATORS = ("fsmt", "m2m_100", "marian", "mbart", "seamless_m4t", "seamless_m4t_v2")
+"""Families whose models translate; others do if their tokenizer has tokens of languages."""
 WEIGHTS = "weights.safetensors"
 
 Precision = Literal["fp32", "fp16", "int8", "int4"]
@@ -285,18 +287,23 @@ class TokenizerEntry(Entry):
 
 
 class AlignmentEntry(Entry):
-    """Cross-attentions of a speech model from which the times of tokens are computed.
+    """Cross-attentions that say which part of the source a token comes from: the times of a speech model's tokens, and
+    the words of a translator's source.
 
     Attributes
     ----------
     heads : tuple of (int, int)
         Layer and head of each, in the order of the graphs' outputs.
     median_filter_width : int
-        Source positions that the filter over their attention spans.
+        Source positions that the filter over the attention of a speech model spans; 1 filters nothing.
+    agreement : float or None
+        Share of a translator's new tokens for which the heads name the source token without which the new one is least
+        likely; None for a speech model, and if no token depends on one source token.
     """
 
     heads: Annotated[tuple[tuple[int, int], ...], Field(min_length=1)]
-    median_filter_width: Annotated[int, Field(ge=1, lt=2**15)]
+    median_filter_width: Annotated[int, Field(ge=1, lt=2**15)] = 1
+    agreement: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class ParityReport(Entry):
@@ -438,7 +445,7 @@ class Manifest(Entry):
     image : FileEntry or None
         Settings of an image model's processor. Its encoder takes ``pixel_values`` or ``flattened_patches``.
     alignment : AlignmentEntry or None
-        The attention heads that give times of tokens; None without alignment heads, and in older bundles.
+        The attention heads that align tokens with the source; None without alignment heads, and in older bundles.
     prompt : GraphEntry or None
         The graph that encodes a part of a prompt behind cached positions, for a CPU; None if there cannot be one, and
         in older bundles.
@@ -523,6 +530,11 @@ class Manifest(Entry):
     def reads_text(self) -> bool:
         """True if sources are text or token ids; False for speech and images."""
         return self.speech is None and self.image is None
+
+    @property
+    def translates(self) -> bool:
+        """True if the checkpoint is a translator."""
+        return self.reads_text and (self.family in TRANSLATORS or bool(self.generation.get("lang_to_id")))
 
     @property
     def takes_glossary(self) -> bool:

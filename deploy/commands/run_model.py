@@ -543,6 +543,10 @@ def run_model(
         int | None,
         typer.Option(help="Give this many best tokens at each position, with their log-probabilities; with --json."),
     ] = None,
+    return_attention: Annotated[
+        bool | None,
+        typer.Option("--return-attention", help="Give the attention of each token to the source's; with --json."),
+    ] = None,
     generation_config: Annotated[
         Path | None,
         typer.Option(

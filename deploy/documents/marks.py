@@ -1,11 +1,12 @@
 """Markup inside a text, moved to the place in its translation where it belongs.
 
-A bundle gives no alignment of a text's words, so the place is found like this, the first that succeeds:
+The place is found like this, the first that succeeds:
 
 1. Markup around a whole sentence stays around it.
-2. The text inside the markup is translated by itself, and looked for in the sentence's translation.
-3. The text inside is looked for as it is, since names stay.
-4. The place is at the same share of the sentence's length, between two words.
+2. The words inside the markup say by their alignment which words of the translation are theirs.
+3. The text inside the markup is translated by itself, and looked for in the sentence's translation.
+4. The text inside is looked for as it is, since names stay.
+5. The place is at the same share of the sentence's length, between two words.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tightbeam.deploy.documents.alignment import WordAlignment
 from tightbeam.deploy.documents.passages import Mark
 
 __all__ = ["Part", "moved_marks", "spaced"]
@@ -30,12 +32,15 @@ class Part:
         Its characters in the text.
     new_begin, new_end : int
         The characters of its translation in the new text.
+    words : WordAlignment or None
+        The words of both; None if the model gives no attention.
     """
 
     begin: int
     end: int
     new_begin: int
     new_end: int
+    words: WordAlignment | None = None
 
 
 def spaced(text: str) -> str:
@@ -127,6 +132,9 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
     before = len(spaced(text[own.begin : begin]) + " ") if begin > own.begin else 0
     if source == target:
         return own.new_begin + before, own.new_begin + before + len(spaced(inner))
+    if own.words is not None and (place := own.words.place(begin - own.begin, end - own.begin)) is not None:
+        first, last = _with_signs(text[begin:end], target, *place)
+        return own.new_begin + first, own.new_begin + last
     share = before / max(1, len(source))
     for wanted in (translations.get(spaced(inner), ""), spaced(inner)):
         if (found := _find(wanted, target, share)) is not None:
@@ -139,6 +147,17 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
         (place for place in ends if place > first), key=lambda place: abs(place - wanted_end), default=len(target)
     )
     return own.new_begin + first, own.new_begin + last
+
+
+def _with_signs(inner: str, target: str, begin: int, end: int) -> tuple[int, int]:
+    """Widen a place in a translation by the signs that are at the edges of both texts."""
+    words = [match.span() for match in _WORD.finditer(inner)]
+    ahead, behind = inner[: words[0][0]], inner[words[-1][1] :]
+    if target[:begin].endswith(ahead):
+        begin -= len(ahead)
+    if target[end:].startswith(behind):
+        end += len(behind)
+    return begin, end
 
 
 _WORD = re.compile(r"\w(?:[\w'\u2019.-]*\w)?")
@@ -173,6 +192,10 @@ def _point(text: str, place: int, new: str, parts: Sequence[Part], *, first: boo
         return part.new_begin - (part.begin - place if kept else 0)
     if place == part.end:
         return part.new_end
+    if part.words is not None:
+        near_word = part.words.before if first else part.words.behind
+        if (found := near_word(place - part.begin)) is not None:
+            return part.new_begin + found
     target, source = new[part.new_begin : part.new_end], spaced(text[part.begin : part.end])
     before = len(spaced(text[part.begin : place]))
     before += source[before : before + 1] == " " and (text[place - 1].isspace() or first)

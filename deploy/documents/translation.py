@@ -4,7 +4,7 @@ The model is not called here. `translation` is a generator: it yields the pieces
 runs all of them together and sends their translations in, which `next_step` does without exceptions. The passages may
 belong to several documents.
 
-1. All sentences, cut where they are too long, and the texts inside of markup.
+1. All sentences, cut where they are too long, and the texts inside of markup if the model gives no attention.
 2. Sentences whose translation lost a literal, in pieces between their literals, which then stay; and sentences without
    the translation of a term of the glossary, with that term forced.
 """
@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tightbeam.deploy.documents.alignment import TokenAlignment, WordAlignment
 from tightbeam.deploy.documents.glossary import ForcedWords, Glossary, Term
 from tightbeam.deploy.documents.literals import has_words, literals_in, missing_numbers, missing_parts
 from tightbeam.deploy.documents.marks import Part, moved_marks, spaced
-from tightbeam.deploy.documents.passages import NewText, Passage
+from tightbeam.deploy.documents.passages import Mark, NewText, Passage
 from tightbeam.deploy.documents.sentences import pieces_that_fit, split_sentences
 
-__all__ = ["Piece", "Rounds", "Translated", "Translator", "next_step", "translation"]
+__all__ = ["Piece", "Rounds", "Translated", "Translation", "Translator", "next_step", "translation"]
 
 SHOWN = 60
 """Characters of a sentence that a report quotes."""
@@ -37,10 +38,28 @@ class Piece:
     text : str
     forced : tuple
         Token ids of words that its translation has to have, as ``force_words_ids``.
+    aligned : bool
+        True if its translation should have an alignment, since there is markup inside of it.
     """
 
     text: str
     forced: ForcedWords = ()
+    aligned: bool = False
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The translation of a piece.
+
+    Attributes
+    ----------
+    text : str
+    alignment : TokenAlignment or None
+        The attention of its tokens; None if it was not asked for.
+    """
+
+    text: str
+    alignment: TokenAlignment | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +73,14 @@ class Translator:
     fits : function
         Says whether the model has positions for a text.
     glossary : Glossary or None
+    gives_attention : bool
+        True if translations can have an alignment.
     """
 
     language: str
     fits: Callable[[str], bool]
     glossary: Glossary | None = None
+    gives_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,13 +104,17 @@ class Translated:
         return [report for reports in self.reports_of for report in reports]
 
 
-Rounds: TypeAlias = Generator[list[Piece], Sequence[str | ValueError], Translated]
+Rounds: TypeAlias = Generator[list[Piece], Sequence[Translation | ValueError], Translated]
 """Yields pieces, takes the translation of each or the reason why there is none, and returns the whole."""
 
 
 @dataclass
 class _Sentence:
-    """A sentence of a passage: its characters there, its translation, and what cannot be said of it."""
+    """A sentence of a passage: its characters there, its translation, and what cannot be said of it.
+
+    ``aligned``: there is markup inside of it, which ``parts``, the attention of its translation, is to place. Without
+    attention the texts ``inner`` are translated by themselves.
+    """
 
     passage: int
     begin: int
@@ -96,8 +122,10 @@ class _Sentence:
     source: str
     literals: list[str]
     inner: list[str] = field(default_factory=list)
+    aligned: bool = False
     terms: list[Term] = field(default_factory=list)
     target: str = ""
+    parts: list[TokenAlignment] | None = None
     notes: list[str] = field(default_factory=list)
     failure: str | None = None
 
@@ -110,7 +138,9 @@ def translation(passages: Sequence[Passage], how: Translator) -> Rounds:
     results = yield [*(piece for layout in layouts for piece in _pieces(layout)), *map(Piece, inner)]
     whole = len(results) - len(inner)
     _fill(sentences, layouts, results[:whole])
-    translations = {text: made for text, made in zip(inner, results[whole:], strict=True) if isinstance(made, str)}
+    translations = {
+        text: made.text for text, made in zip(inner, results[whole:], strict=True) if isinstance(made, Translation)
+    }
     again, layouts = [], []
     for own in sentences:
         lost = missing_parts(own.literals, own.target)
@@ -131,7 +161,7 @@ def translation(passages: Sequence[Passage], how: Translator) -> Rounds:
     return Translated([_joined(passage, owns, translations) for passage, owns in each], reports)
 
 
-def next_step(rounds: Rounds, results: Sequence[str | ValueError] | None = None) -> list[Piece] | Translated:
+def next_step(rounds: Rounds, results: Sequence[Translation | ValueError] | None = None) -> list[Piece] | Translated:
     """Return the next pieces to translate, or the whole at its end.
 
     Parameters
@@ -160,7 +190,9 @@ def _sentences(number: int, passage: Passage, how: Translator) -> list[_Sentence
         if not source:
             continue
         own = _Sentence(number, first, end, source, literals, target=source)
-        if _is_text(own, source):
+        if _is_text(own, source) and how.gives_attention:
+            own.aligned = any(_is_inside(mark, first, end) for mark in passage.marks)
+        elif _is_text(own, source):
             own.inner = [
                 inner
                 for mark in passage.marks
@@ -170,6 +202,11 @@ def _sentences(number: int, passage: Passage, how: Translator) -> list[_Sentence
             own.terms = how.glossary.terms_in(source) if how.glossary else []
         found.append(own)
     return found
+
+
+def _is_inside(mark: Mark, first: int, end: int) -> bool:
+    """True if markup begins or ends inside of a sentence from ``first`` to ``end``."""
+    return first < mark.begin < end or first < mark.end < end
 
 
 def _is_text(own: _Sentence, text: str) -> bool:
@@ -202,7 +239,8 @@ def _layout(
         for place, part in enumerate(parts):
             stripped = part.strip()
             forced = how.glossary.forced(terms, stripped) if how.glossary else ()
-            layout += [" " if place and parts[place - 1][-1:].isspace() else "", Piece(stripped, forced)]
+            space = " " if place and parts[place - 1][-1:].isspace() else ""
+            layout += [space, Piece(stripped, forced, own.aligned)]
         layout.append(text[begin + len(core) :])
     return layout
 
@@ -214,14 +252,14 @@ def _pieces(layout: Layout) -> list[Piece]:
 def _fill(
     sentences: Sequence[_Sentence],
     layouts: Sequence[Layout],
-    results: Sequence[str | ValueError],
+    results: Sequence[Translation | ValueError],
     *,
     again: bool = False,
 ) -> None:
     """Put the translations of pieces into their sentences. A sentence without one stays as it is."""
     made = iter(results)
     for own, layout in zip(sentences, layouts, strict=True):
-        parts = [(next(made) if each.text else "") if isinstance(each, Piece) else each for each in layout]
+        parts = [next(made) if isinstance(each, Piece) and each.text else _kept(each) for each in layout]
         error = next((each for each in parts if isinstance(each, ValueError)), None)
         if error is not None and again:
             own.notes.append(f"was not translated again with what it has to have: {error}")
@@ -229,10 +267,17 @@ def _fill(
         if error is not None:
             own.failure = str(error)
             continue
-        texts = [
-            str(part).strip() if isinstance(at, Piece) else str(part) for part, at in zip(parts, layout, strict=True)
-        ]
-        own.target = spaced("".join(texts))
+        found = [part for part in parts if isinstance(part, Translation)]
+        each = zip(found, layout, strict=True)
+        own.target = spaced("".join(part.text.strip() if isinstance(at, Piece) else part.text for part, at in each))
+        aligned = [part.alignment for part in found if part.alignment is not None]
+        own.parts = aligned if own.aligned and len(aligned) == len(found) else None
+
+
+def _kept(part: str | Piece) -> Translation:
+    """Return a part that stays as it is."""
+    text = part if isinstance(part, str) else ""
+    return Translation(text, TokenAlignment.of_same(text))
 
 
 def _between(literals: Sequence[str], source: str) -> list[str]:
@@ -265,7 +310,10 @@ def _joined(passage: Passage, sentences: Sequence[_Sentence], translations: Mapp
     for own in sentences:
         gap = passage.text[end : own.begin]
         new += gap if "\n" not in gap or not parts else " "
-        parts.append(Part(own.begin, own.end, len(new), len(new) + len(own.target)))
+        words = None
+        if own.parts is not None:
+            words = WordAlignment(passage.text[own.begin : own.end], own.target, own.parts)
+        parts.append(Part(own.begin, own.end, len(new), len(new) + len(own.target), words))
         new += own.target
         end = own.end
     new += passage.text[end:]

@@ -39,6 +39,7 @@ from tightbeam.deploy.generation.values import (
 
 __all__ = [
     "ALL_SEGMENTS",
+    "ATTENTION",
     "DORMANT",
     "FIELDS",
     "FIRST_SEGMENT",
@@ -60,6 +61,8 @@ __all__ = [
 
 TIMES = "return_token_timestamps"
 """The setting of a speech model that asks for the times of its tokens."""
+ATTENTION = "return_attention"
+"""The setting of a translator that asks how much each new token attends to each source token."""
 LIMITS = ("max_new_tokens", "max_length")
 """Settings that limit the length of a row. The first one that is set is used."""
 MOST_BEAMS = 1 << 16
@@ -183,6 +186,7 @@ FIELDS: tuple[Field, ...] = (
     Field("return_token_scores", Flag(), False, ours=True),
     Field("return_alternatives", Integer(0, MOST_ALTERNATIVES), 0, ours=True),
     Field("normalize_logits", Flag(), ours=True),
+    Field(ATTENTION, Flag(), False, TEXT, ignored=(False, None), ours=True),
     # Sampling
     _of_sampling("temperature", Number(0.7, "a number above 0", TEMPERATURES, GREEDY), 1.0, 1.0, models=TEXT),
     _of_sampling("top_k", Integer(0), 50, 50, 0),

@@ -15,6 +15,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.errors import Fix, GenerationError, Setting
 from tightbeam.deploy.generation.confidence import Measured
+from tightbeam.deploy.generation.fields import ATTENTION
 from tightbeam.deploy.generation.recording import RecordingSettings
 from tightbeam.deploy.generation.sampling import Sampling
 from tightbeam.deploy.generation.scoring import Scoring
@@ -115,6 +116,8 @@ class GenerationOptions:
         The sequences that may come from the length ``root`` on; None allows all.
     stop_strings : StopStrings or None
         Texts, each of which ends a sequence.
+    return_attention : bool
+        True if results have the attention of each new token to each source token.
     renormalize : bool
         True if beams are ranked by log-probabilities that sum to 1 again after all other processors.
     """
@@ -153,6 +156,7 @@ class GenerationOptions:
     given: int = 0
     trie: Trie | None = None
     stop_strings: StopStrings | None = None
+    return_attention: bool = False
     renormalize: bool = False
 
     @property
@@ -272,8 +276,16 @@ class GenerationOptions:
 
     @property
     def aligned(self) -> bool:
-        """True if times of tokens are asked for, so that each step gives the queries of the alignment heads."""
-        return self.scoring is not None and self.scoring.times
+        """True if the attention or the times of tokens are asked for, so that each step gives the queries of the
+        alignment heads."""
+        return self.return_attention or (self.scoring is not None and self.scoring.times)
+
+    @property
+    def beside_texts(self) -> str:
+        """The setting that asks for more of a result than texts; empty if none does."""
+        if self.return_attention:
+            return f"{ATTENTION}=True"
+        return "" if self.scoring is None else self.scoring.asked
 
     @property
     def reads_logits(self) -> bool:

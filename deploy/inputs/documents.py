@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from tightbeam.deploy.documents.alignment import token_alignment
 from tightbeam.deploy.documents.format import MOST_BYTES, Format
 from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary
 from tightbeam.deploy.documents.passages import Document
-from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
+from tightbeam.deploy.documents.translation import Piece, Translation, Translator, next_step, translation
 from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.generation.fields import ATTENTION
 from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
 from tightbeam.deploy.inputs.files.document import read_content, terms_of
@@ -25,12 +27,9 @@ __all__ = [
     "DocumentRunner",
     "TranslatedDocument",
     "glossary_of",
-    "is_translator",
     "read_document",
 ]
 
-TRANSLATORS = ("fsmt", "m2m_100", "marian", "mbart")
-"""Families whose models translate."""
 READ = 1 << 14
 """Characters of a document by which its language is found."""
 
@@ -49,12 +48,6 @@ class TranslatedDocument:
 
     data: bytes
     reports: list[str]
-
-
-def is_translator(model: Model) -> bool:
-    """True for a model whose checkpoint translates."""
-    about = model.manifest
-    return about.reads_text and (about.family in TRANSLATORS or bool(about.generation.get(LANGUAGES)))
 
 
 def read_document(name: str) -> bytes:
@@ -127,24 +120,33 @@ class DocumentRunner:
         """
         document = kind.read(data)
         settings = self._for_language(document)
-        how = Translator(self._language(settings), self.model.text.fits, self.glossary)
+        how = Translator(self._language(settings), self.model.text.fits, self.glossary, self.model.gives_attention)
         rounds = translation(document.passages, how)
         step = next_step(rounds)
         while isinstance(step, list):
             step = next_step(rounds, self._results(step, settings))
         return TranslatedDocument(document.write(step.texts), [*document.notes, *step.reports])
 
-    def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[str | ValueError]:
+    def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[Translation | ValueError]:
         inputs = (self._input(piece, settings) for piece in pieces)
-        found: list[str | ValueError] = []
-        for done in finished(run_inputs(self.model, inputs, max_rows=self._max_rows)):
+        found: list[Translation | ValueError] = []
+        for piece, done in zip(pieces, finished(run_inputs(self.model, inputs, max_rows=self._max_rows)), strict=True):
             self.on_piece(done.result)
-            found.append(done.failure or (done.result.texts or [""])[0])
+            found.append(done.failure or self._translation(piece, done.result, settings))
         return found
+
+    def _translation(self, piece: Piece, result: InputResult, settings: Mapping[str, Any]) -> Translation:
+        text = (result.texts or [""])[0]
+        if not result.attentions:
+            return Translation(text)
+        source, _ = self.model.text.encode(piece.text, **settings)
+        decode = self.model.text.decode
+        return Translation(text, token_alignment(decode, source, result.sequences[0], result.attentions[0]))
 
     def _input(self, piece: Piece, settings: Mapping[str, Any]) -> OpenInput:
         result = InputResult(next(self._numbers))
         own = self._forcing(piece.forced, settings) if piece.forced else settings
+        own = {**own, ATTENTION: True} if piece.aligned else own
         try:
             tokens, _ = self.model.text.encode(piece.text, **own)
             return OpenInput(result, [self.model.sample(result.number, tokens, own)])

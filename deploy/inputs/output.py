@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from tightbeam.deploy.arrays import Floats
 from tightbeam.deploy.generation.spoken_language import PROMPTS, spoken_language
 from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
 from tightbeam.deploy.model.model import Model
@@ -106,6 +107,9 @@ class Output:
         The score of each token of each sequence; None if they were not asked for.
     alternatives : list of TokenAlternatives or None
         The best tokens in place of each token of each sequence; None if they were not asked for.
+    attentions : list of float32 [T, N], or None
+        For each sequence the attention of its T tokens to the N source tokens, by the mean of the alignment heads; 0
+        for tokens that were not generated. None if they were not asked for.
     segments : list of TextSegment or None
         The segments of a recording that was transcribed by timestamps.
     pages : list of Output or None
@@ -137,6 +141,7 @@ class Output:
     new_tokens: int = 0
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
+    attentions: list[Floats] | None = None
     segments: list[TextSegment] | None = None
     pages: list[Output] | None = None
     language: str | None = None
@@ -172,12 +177,19 @@ def output_of(model: Model, found: SearchResult, sample: Sample) -> Output:
         new_tokens=sum(found.new_tokens),
         token_scores=token_scores,
         alternatives=alternatives,
+        attentions=_attentions(found, given) if sample.options.return_attention else None,
         finish_reasons=list(found.finish_reasons),
         source_tokens=sample.source_tokens,
         by_default_length=not sample.options.limited_by and "length" in found.finish_reasons,
         language=language_of(model, sequences[0][: sample.options.beginning]),
         language_probability=found.language_probability,
     )
+
+
+def _attentions(found: SearchResult, given: int) -> list[Floats] | None:
+    """Return the attention [T, N] of each token of the sequences to the source. The first ``given`` tokens have 0."""
+    rows = found.attentions or ()
+    return [np.concatenate([np.zeros((given, own.shape[1]), np.float32), own]) for own in rows]
 
 
 def language_of(model: Model, prompt: Sequence[int | None]) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tightbeam.deploy.arrays import Floats
 from tightbeam.deploy.inputs.newlines import Newlines, spaced
 from tightbeam.deploy.inputs.output import Output, TextSegment, TokenScores
 from tightbeam.deploy.inputs.token_alternatives import TokenAlternatives
@@ -29,7 +30,8 @@ class InputResult:
         The line's file, if there are several files.
     returned : int
         Sequences requested.
-    sequences, scores, texts, new_tokens, token_scores, alternatives, finish_reasons, source_tokens, by_default_length
+    sequences, scores, texts, new_tokens, token_scores, alternatives, attentions, finish_reasons, source_tokens,
+    by_default_length
         The fields of `Output`; empty, None, 0 or False if there is an error.
     cut : int
         Further tokens of the text, cut off because the model has no positions for them.
@@ -59,6 +61,7 @@ class InputResult:
     new_tokens: int = 0
     token_scores: list[TokenScores] | None = None
     alternatives: list[TokenAlternatives] | None = None
+    attentions: list[Floats] | None = None
     finish_reasons: list[FinishReason] | None = None
     source_tokens: int = 0
     by_default_length: bool = False
@@ -78,6 +81,7 @@ class InputResult:
         """Set the fields of an output."""
         self.sequences, self.scores, self.texts = output.sequences, output.scores, output.texts
         self.token_scores, self.alternatives = output.token_scores, output.alternatives
+        self.attentions = output.attentions
         self.new_tokens, self.segments, self.pages = output.new_tokens, output.segments, output.pages
         self.language, self.language_probability = output.language, output.language_probability
         self.finish_reasons, self.source_tokens = output.finish_reasons, output.source_tokens
@@ -108,7 +112,12 @@ class InputResult:
         if len(self.sequences) > 1:
             record["sequences"] = self.sequences
         alternatives = None if self.alternatives is None else list(map(list, self.alternatives))
-        for name, each in (("token_scores", _finite_all(self.token_scores)), ("alternatives", alternatives)):
+        attentions = None if self.attentions is None else list(map(_rounded, self.attentions))
+        for name, each in (
+            ("token_scores", _finite_all(self.token_scores)),
+            ("alternatives", alternatives),
+            ("attention", attentions),
+        ):
             if each is not None:
                 record[name] = each[0]
                 if len(each) > 1:
@@ -169,6 +178,11 @@ def page_records(pages: Sequence[Output]) -> list[dict[str, Any]]:
         }
         for page in pages
     ]
+
+
+def _rounded(attention: Floats) -> list[list[float]]:
+    """Return attention [T, N] with the digits that say something."""
+    return [[round(weight, 4) for weight in row] for row in attention.tolist()]
 
 
 def _finite_all(scores: list[TokenScores] | None) -> list[TokenScores] | None:

@@ -141,6 +141,11 @@ class Model:
         return self.bundle.manifest
 
     @property
+    def gives_attention(self) -> bool:
+        """True for a translator whose outputs can have their attention to the source."""
+        return self.manifest.translates and not self.runtime.alignment_obstacle
+
+    @property
     def decoder_only(self) -> bool:
         """True for a decoder-only model, whose sequences begin with the prompt rather than with a start token."""
         return self.manifest.sizes.decoder_only

@@ -10,7 +10,7 @@ from weakref import WeakMethod
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.errors import GenerationError, NoEffectWarning
-from tightbeam.deploy.generation.fields import TIMES
+from tightbeam.deploy.generation.fields import ATTENTION, TIMES
 from tightbeam.deploy.generation.layers import Layer, caller_layers, merged, settings_of
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.recording import WindowStart
@@ -141,7 +141,8 @@ class ModelSettings:
             asked = f"do_sample with num_beams={options.num_beams}" if options.samples_beams else groups
             raise GenerationError(f"{asked} cannot be used: {obstacle}")
         if options.aligned and (obstacle := self._runtime.alignment_obstacle):
-            raise GenerationError(f"{TIMES}=True cannot be used: {obstacle}")
+            asked = ATTENTION if options.return_attention else TIMES
+            raise GenerationError(f"{asked}=True cannot be used: {obstacle}")
         if options.needs_logits and (obstacle := self._runtime.logits_obstacle):
             reason, _, renewal = obstacle.partition(";")
             problem = f"{options.needs_logits} needs all scores of a step, which {reason}"

@@ -16,7 +16,7 @@ from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.ray.library import optional_library
 from tightbeam.deploy.ray.recordings import recordings_of_values, run_sound_rows
 from tightbeam.deploy.ray.rows import RowSettings, lines_of_values, run_rows
-from tightbeam.deploy.ray.table import with_results
+from tightbeam.deploy.ray.table import check_without_attention, with_results
 from tightbeam.deploy.text.truncation import Truncation, checked_truncation
 
 __all__ = ["Generate", "assigned_cores", "load_model"]
@@ -111,7 +111,9 @@ class Generate:
         )
         self._model = load_model(bundle, self._settings, engine=engine, device=device, threads=threads)
         self._column, self._prefix = column, prefix
-        self._scoring = self._model.settings.options(effective).scoring
+        options = self._model.settings.options(effective)
+        check_without_attention(options)
+        self._scoring = options.scoring
 
     def __call__(self, table: Any) -> Any:
         """Generate for each row.

@@ -32,6 +32,7 @@ from tightbeam.deploy.ray.results import (
 )
 from tightbeam.deploy.ray.rows import RowSettings
 from tightbeam.deploy.ray.sizing import ActorMemory, memory_of_actor, plan_actors
+from tightbeam.deploy.ray.table import check_without_attention
 from tightbeam.deploy.ray.worker import Job, PartitionReport
 from tightbeam.deploy.run_model.options import RunOptions
 from tightbeam.deploy.run_model.output_file import STDOUT, check_output
@@ -91,8 +92,10 @@ def run_on_ray(run: RayRun) -> int:
         run.sources, run.fields, ids=run.rows.ids, rows_each=run.rows_each, sound=manifest.speech is not None
     )
     partitions = cut(files, run.rows_each)
-    if run.output is None and not run.json_lines and options.scoring is not None:
-        raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json too, or --output")
+    if run.output is not None:
+        check_without_attention(options)
+    if run.output is None and not run.json_lines and options.beside_texts:
+        raise InputError(f"{options.beside_texts} is more than a line of text; pass --json too, or --output")
     if run.output is None:
         return _run_missing(run, partitions, bundle, options)
     folder = Path(run.output)

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tightbeam.deploy.errors import GenerationError
+from tightbeam.deploy.generation.fields import ATTENTION
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.scoring import Scoring
 from tightbeam.deploy.inputs.result import InputResult, segment_records
 from tightbeam.deploy.ray.library import optional_library
 
-__all__ = ["with_results"]
+__all__ = ["check_without_attention", "with_results"]
 
 
 def with_results(
@@ -78,6 +81,12 @@ def with_results(
     for name, (kind, values) in columns.items():
         table = table.append_column(prefix + name, arrow.array(values, kind))
     return table
+
+
+def check_without_attention(options: GenerationOptions) -> None:
+    """Raise GenerationError for ``return_attention``, which tables have no column for."""
+    if options.return_attention:
+        raise GenerationError(f"{ATTENTION}=True has no column in a table; leave it out, or run the texts without Ray")
 
 
 def _of_tokens(

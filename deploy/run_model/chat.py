@@ -155,8 +155,8 @@ class _Chat:
         )
         self._options = model.settings.options(model.text.answer_settings(self._settings))
         model.text.cut_side([], run.truncate)
-        if self._options.scoring is not None:
-            raise InputError(f"{self._options.scoring.asked} is more than an answer; leave it out")
+        if asked := self._options.beside_texts:
+            raise InputError(f"{asked} is more than an answer; leave it out")
         if self._options.num_return_sequences > 1:
             asked = f"num_return_sequences={self._options.num_return_sequences}"
             raise GenerationError(f"{asked} is for several texts, and a conversation has one answer; leave it out")

@@ -12,7 +12,7 @@ from tightbeam.deploy.console import say
 from tightbeam.deploy.documents.format import Format
 from tightbeam.deploy.documents.known_formats import format_of
 from tightbeam.deploy.errors import BundleError, DeviceError, InputError
-from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, is_translator
+from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.run_model.file_run import FileRun
@@ -21,7 +21,7 @@ from tightbeam.deploy.run_model.output_file import STDOUT
 from tightbeam.deploy.run_model.result_folder import names_folder
 from tightbeam.deploy.run_model.summary import RunSummary
 
-__all__ = ["is_translator", "run_documents"]
+__all__ = ["run_documents"]
 
 
 def run_documents(run: FileRun, model: Model, contents: Iterable[bytes], load_seconds: float) -> int:

@@ -101,9 +101,9 @@ def _run(run: FileRun) -> int:
     load_seconds = time.perf_counter() - start
     lines = run.line_format
     if document and not (lines.exact or lines.ids or lines.field):
-        from tightbeam.deploy.run_model.documents import is_translator, run_documents
+        from tightbeam.deploy.run_model.documents import run_documents
 
-        if is_translator(model):
+        if model.manifest.translates:
             _check_documents(run)
             return run_documents(run, model, files, load_seconds)
     if (run.glossary, run.document_format) != (None, None):
@@ -377,9 +377,10 @@ class _Run:
     def _check_scoring(self) -> None:
         """Raise InputError for results that lines of text cannot show. Word times set ``return_timestamps``."""
         run, options = self._run, self._options
-        if options.scoring is not None and not run.json_lines and not (options.aligned and run.subtitles):
-            format_too = ", or --format srt or vtt" if options.aligned else " too"
-            raise InputError(f"{options.scoring.asked} is more than a line of text; pass --json{format_too}")
+        asked = options.beside_texts
+        if asked and not run.json_lines and not (options.aligned and run.subtitles):
+            format_too = ", or --format srt or vtt" if options.recording is not None and options.aligned else " too"
+            raise InputError(f"{asked} is more than a line of text; pass --json{format_too}")
         how = options.recording
         if options.aligned and how is not None and how.return_timestamps is None:
             timestamps = has_timestamps(self._model.manifest.generation, options.vocab_size)
@@ -494,8 +495,8 @@ class _Run:
             side = "beginning" if result.cut_side == "left" else "end"
             counts = f"from {whole:,} to {result.source_tokens:,} tokens"
             self._note(f"{place}cut at its {side} {counts}, which the model has positions for")
-        if not self._run.json_lines and (result.token_scores or result.alternatives):
-            self._note(f"{place}the scores of its tokens are left out; pass --json to see them")
+        if not self._run.json_lines and (result.token_scores or result.alternatives or result.attentions):
+            self._note(f"{place}what was asked for beside its text is left out; pass --json to see it")
 
     def _note(self, *notes: str) -> None:
         for note in () if self._run.quiet else notes:

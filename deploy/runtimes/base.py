@@ -247,7 +247,7 @@ class Runtime(Protocol):
 
     @property
     def alignment_obstacle(self) -> str:
-        """The reason why times of tokens cannot be made, and the fix; empty if they can."""
+        """The reason why the alignment heads cannot be read, and the fix; empty if they can."""
         ...
 
     def joining(self) -> JoiningRuntime | None:

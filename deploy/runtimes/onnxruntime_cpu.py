@@ -157,6 +157,11 @@ class OnnxRuntimeCpu:
     def alignment_obstacle(self) -> str:
         if ALIGNMENT_QUERIES in self.dtypes:
             return ""
+        if not self.manifest.has_windows:
+            return (
+                "this bundle has no alignment heads, which exports of translators have; leave it out, or export a "
+                "translator again"
+            )
         if "alignment_heads" in self.manifest.generation:
             return "this bundle was made before times of tokens were added; export the model again"
         return (
@@ -451,7 +456,8 @@ class CpuDecoding:
         if self.logits is not None:
             binding.bind_ortvalue_output(LOGITS, _value(self.logits))
         if self.alignment_queries is not None:
-            binding.bind_ortvalue_output(ALIGNMENT_QUERIES, _value(self.alignment_queries))
+            queries = self.alignment_queries
+            binding.bind_ortvalue_output(ALIGNMENT_QUERIES, _value(queries[:1] if first_row else queries))
         for name, array in self._in_place.items():
             value = _value(self._first_row(name, array) if first_row else array)
             binding.bind_ortvalue_input(name, value)

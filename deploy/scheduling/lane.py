@@ -50,12 +50,13 @@ class Batch:
     def start(self, sample: Sample, keys: Array | None) -> None:
         """Start the search of a sample whose source has a place in the decoding.
 
-        ``keys`` [A, N, K] are the keys of the alignment heads, if times of tokens are asked for.
+        ``keys`` [A, N, K] are the keys of the alignment heads, if the settings ask for them; those behind the sample's
+        own positions are padding.
         """
         self.stepper.join(sample.number, sample.first_length, sample.first_position)
         self.search.join(sample.number, sample.options, sample.prompt, sample.tokens)
         if keys is not None:
-            self.search.align(keys)
+            self.search.align(keys[:, : sample.positions], sample.mask)
 
 
 class Lane:

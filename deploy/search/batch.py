@@ -170,10 +170,11 @@ class BatchSearch(Generic[State]):
         self.trie.join(options, len(known))
         self._joined = True
 
-    def align(self, keys: Array) -> None:
-        """Give the newest sample, which asks for times of tokens, the keys [A, N, K] of its alignment heads."""
+    def align(self, keys: Array, mask: Ints | None = None) -> None:
+        """Give the newest sample, which asks for attention or times, the keys [A, N, K] of its alignment heads, and the
+        mask int64 [N] of its source, if some positions are padding."""
         for observer in self.places[-1].observers:
-            observer.on_keys(keys)
+            observer.on_keys(keys, mask)
 
     def _refresh(self) -> None:
         """Make the arrays and lists that depend on the samples in the batch alone."""

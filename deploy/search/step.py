@@ -167,6 +167,13 @@ class SearchResult:
         """The best tokens at the position of each new token; None without ``return_alternatives``."""
         return self.scored.alternatives
 
+    @property
+    def attentions(self) -> tuple[Floats, ...] | None:
+        """The attention [n, N] of the n new tokens of each sequence to the N source tokens, by the mean of the
+        alignment heads; None without ``return_attention`` and ``return_token_timestamps``."""
+        aligned = self.scored.alignments
+        return None if aligned is None else tuple(own.weights().mean(axis=0) for own in aligned)
+
     confidence: Confidence | None = None
     language_probability: float | None = None
     token_timestamps: Floats | None = None

@@ -36,18 +36,31 @@ class Alternatives:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Queries and keys of the alignment heads of a speech model, which give the times of a sequence's n new tokens.
+    """Queries and keys of the alignment heads: the places of the source that a sequence's n new tokens come from.
 
     Attributes
     ----------
     queries : floats [n, A, K]
         Queries of the steps that the tokens were chosen in.
     keys : floats [A, N, K]
-        Keys of the sound, by position.
+        Keys of the source, by position.
+    mask : int64 [N] or None
+        0 at padding of the source; None if all positions count.
     """
 
     queries: Array
     keys: Array
+    mask: Ints | None = None
+
+    def weights(self) -> Floats:
+        """Return the attention float32 [A, n, N] of the steps that the tokens were chosen in."""
+        queries, keys = (np.asarray(each, np.float32) for each in (self.queries, self.keys))
+        scores: Floats = queries.swapaxes(0, 1) @ keys.swapaxes(1, 2)
+        if self.mask is not None:
+            scores[..., self.mask == 0] = -np.inf
+        weights: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=np.float32(-np.inf)))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return weights
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["UNSPACED", "join_texts"]
+__all__ = ["UNSPACED", "is_unspaced", "join_texts"]
 
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 """Scripts, as the names of their letters begin, in which no space parts a word from the next one."""
@@ -21,10 +21,11 @@ def join_texts(texts: Iterable[str]) -> str:
     """
     joined = ""
     for text in filter(None, map(str.strip, texts)):
-        between = "" if not joined or _is_unspaced(joined[-1]) or _is_unspaced(text[0]) else " "
+        between = "" if not joined or is_unspaced(joined[-1]) or is_unspaced(text[0]) else " "
         joined += between + text
     return joined
 
 
-def _is_unspaced(sign: str) -> bool:
+def is_unspaced(sign: str) -> bool:
+    """Return True for a sign of a script without spaces between words, or of its punctuation."""
     return unicodedata.name(sign, "").startswith((*UNSPACED, *WIDE))

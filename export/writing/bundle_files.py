@@ -10,6 +10,7 @@ from pathlib import Path
 from tightbeam.deploy.bundle.manifest import (
     FORMAT_VERSION,
     WEIGHTS,
+    AlignmentEntry,
     DivergenceEntry,
     FileEntry,
     GuardEntry,
@@ -18,7 +19,6 @@ from tightbeam.deploy.bundle.manifest import (
     QuantizedEntry,
 )
 from tightbeam.deploy.bundle.writer import file_entry
-from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.config import AUDIO, IMAGES, feature_settings, longest_output
 from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.checkpoint.tokenizer import write_tokenizer
@@ -54,6 +54,7 @@ def write_files(
     cache_precision: str | None = None,
     generated_cache_precision: str | None = None,
     weight_threshold: float = 0.0,
+    alignment: AlignmentEntry | None = None,
 ) -> Manifest:
     """Write a variant's files, all but ``bundle.json``.
 
@@ -89,6 +90,8 @@ def write_files(
         The same for the generated cache.
     weight_threshold
         Attention probability below which source positions are skipped; 0 skips none.
+    alignment
+        The heads that align tokens with the source; None without them.
 
     Returns
     -------
@@ -141,7 +144,7 @@ def write_files(
         speech=_copied_settings(checkpoint, checkpoint.family.feature_config, AUDIO, folder),
         convolutions=checkpoint.family.convolutions(checkpoint.config),
         image=_copied_settings(checkpoint, checkpoint.family.image_config, IMAGES, folder),
-        alignment=alignment_of(checkpoint) if graphs.alignment_heads else None,
+        alignment=alignment,
         generation=checkpoint.generation_config,
         parity=None,
         provenance=provenance_of(checkpoint),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 
 import docx
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from support.documents import drive
 from support.fuzzing import bytes_like, corpus, fuzz
+from tightbeam.deploy.documents.alignment import TokenAlignment
 from tightbeam.deploy.documents.glossary import Glossary, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
-from tightbeam.deploy.documents.translation import Piece, Translator, translation
+from tightbeam.deploy.documents.translation import Piece, Translation, Translator, translation
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuzz]
 VALID = {
@@ -66,7 +69,8 @@ def translated(kind: str, data: bytes, glossary: Glossary | None = None) -> None
     """Read a document, translate it with functions in place of a model, and write it."""
     document = formats()[kind].read(data)
     how = Translator("en", lambda text: len(text) <= 300, glossary)
-    for function in (_same, _words_turned, _fails):
+    for function in (_same, _words_turned, _fails, _aligned):
+        how = replace(how, gives_attention=function is _aligned)
         made = drive(translation(document.passages, how), function)
         written = document.write(made.texts)
         if function is _same and kind in ("text", "subtitles"):
@@ -79,6 +83,14 @@ def _same(piece: Piece) -> str:
 
 def _words_turned(piece: Piece) -> str:
     return " ".join(reversed(piece.text.upper().split()))
+
+
+def _aligned(piece: Piece) -> Translation:
+    """Words of both texts attend to one another at random, and their tokens may end where they do not."""
+    text = _words_turned(piece)
+    draw = np.random.default_rng(len(text))
+    ends = [np.cumsum(draw.integers(0, 5, 1 + len(words.split()))).tolist() for words in (piece.text, text)]
+    return Translation(text, TokenAlignment(*ends, draw.random((len(ends[1]), len(ends[0])), np.float32)))
 
 
 def _fails(piece: Piece) -> ValueError:

@@ -122,7 +122,8 @@ def test_types_of_all_tensors(bundles: BundleCache, tmp_path: Path, family: str,
     outputs = {value.name: value.type.tensor_type.elem_type for value in decoder.output}
     assert low not in {value.type.tensor_type.elem_type for value in encoder.input}
     for value in encoder.output:
-        assert value.type.tensor_type.elem_type == inputs[value.name] == low
+        assert value.type.tensor_type.elem_type == low
+        assert value.name == "alignment_keys" or inputs[value.name] == low
     for state in graphs.states:
         assert inputs[state.input] == outputs[state.output] == low
     assert inputs["beam_scores"] == inputs["repetition_penalty"] == outputs["candidate_scores"] == FLOAT

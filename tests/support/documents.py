@@ -7,17 +7,18 @@ from collections.abc import Callable
 from tightbeam.deploy.documents.format import Format
 from tightbeam.deploy.documents.glossary import Glossary
 from tightbeam.deploy.documents.known_formats import formats
-from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translator, translation
+from tightbeam.deploy.documents.translation import Piece, Rounds, Translated, Translation, Translator, translation
 
 __all__ = ["drive", "translate"]
 
 
-def drive(rounds: Rounds, function: Callable[[Piece], str | ValueError]) -> Translated:
-    """Run rounds with a function in place of a model."""
+def drive(rounds: Rounds, function: Callable[[Piece], str | Translation | ValueError]) -> Translated:
+    """Run rounds with a function in place of a model. Its texts are translations without an alignment."""
     try:
         pieces = next(rounds)
         while True:
-            pieces = rounds.send([function(piece) for piece in pieces])
+            found = map(function, pieces)
+            pieces = rounds.send([Translation(each) if isinstance(each, str) else each for each in found])
     except StopIteration as end:
         made: Translated = end.value
         return made

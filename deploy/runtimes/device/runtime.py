@@ -60,7 +60,7 @@ class DeviceRuntime(DeviceGraphs):
 
     @property
     def alignment_obstacle(self) -> str:
-        return "times of tokens are made by ONNX Runtime on the CPU; leave it out, or run the bundle with device='cpu'"
+        return "alignment heads are read by ONNX Runtime on the CPU; leave it out, or run the bundle with device='cpu'"
 
     def release_buffers(self) -> None:
         return

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.search.observers._observer import Observer, SampleStep
+from tightbeam.deploy.search.observers.alignment import alignment
 from tightbeam.deploy.search.observers.confidence import confidence
 from tightbeam.deploy.search.observers.language import language
 from tightbeam.deploy.search.observers.token_scores import token_scores
@@ -17,7 +18,7 @@ Maker: TypeAlias = Callable[[GenerationOptions, int], Observer | None]
 """Makes an observer from the settings of a sample and the tokens that its rows begin with; returns None if the settings
 do not ask for it."""
 
-OBSERVERS: tuple[Maker, ...] = (token_scores, confidence, language)
+OBSERVERS: tuple[Maker, ...] = (token_scores, alignment, confidence, language)
 
 
 def observers_of(options: GenerationOptions, beginning: int) -> list[Observer]:

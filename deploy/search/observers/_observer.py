@@ -46,8 +46,9 @@ class Observer:
 
     reads_rows = False
 
-    def on_keys(self, keys: Array) -> None:
-        """Receive the keys, floats [A, N, K], of the sample's alignment heads, before the first step."""
+    def on_keys(self, keys: Array, mask: Ints | None) -> None:
+        """Receive the keys, floats [A, N, K], of the sample's alignment heads, before the first step, and the mask
+        int64 [N], which is 0 at padding; None without any."""
 
     def on_decoder(self, length: int, rows: Rows, row: int) -> None:
         """Receive whole rows of a step, in the decoder prompt too, before any processor is applied.

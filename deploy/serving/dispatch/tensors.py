@@ -14,6 +14,7 @@ from tightbeam.deploy.serving.protocol.messages import FoundSegment, Row, Token
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
+    ATTENTION,
     FINISH_REASON,
     FINISHED,
     INDEX,
@@ -72,7 +73,8 @@ def tensors_of(outputs: Sequence[Output], fill: int) -> dict[str, Array]:
         OUTPUT_LENGTHS int32 [b, S], their lengths without padding; FINISH_REASON bytes [b, S];
         SOURCE_TOKENS and NEW_TOKENS int32 [b, 1]; TRUNCATED_TOKENS int32 [b, 1] and TRUNCATED_SIDE bytes [b, 1], if a
         row was cut; REPORTS bytes [b, 1], if a row has a glossary's; if they were asked for
-        TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n];
+        TOKEN_SCORES float32 [b, S, T], ALTERNATIVE_IDS int64 [b, S, T, n] and ALTERNATIVE_SCORES float32 [b, S, T, n],
+        and ATTENTION float32 [b, S, T, N];
         SEGMENTS or PAGES bytes [b, 1], if a row has segments or pages; LANGUAGE bytes [b, 1] and LANGUAGE_PROBABILITY
         float32 [b, 1], if a row has a language.
 
@@ -131,4 +133,10 @@ def _of_tokens(outputs: Sequence[Output], shape: tuple[int, ...]) -> dict[str, A
                 at = place, index, slice(len(best)), slice(tokens.shape[1])
                 found[ALTERNATIVE_IDS][at] = tokens
                 found[ALTERNATIVE_SCORES][at] = np.where(tokens >= 0, values, 0)
+    if outputs[0].attentions is not None:
+        N = max(output.source_tokens for output in outputs)
+        found[ATTENTION] = np.zeros((*shape, N), np.float32)
+        for place, output in enumerate(outputs):
+            for index, weights in enumerate(output.attentions or []):
+                found[ATTENTION][place, index, : weights.shape[0], : weights.shape[1]] = weights
     return found

@@ -17,12 +17,15 @@ import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from tightbeam.deploy.documents.alignment import token_alignment
 from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, Term, glossary_of_pairs, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document, NewText
-from tightbeam.deploy.documents.translation import Piece, Translator, next_step, translation
+from tightbeam.deploy.documents.translation import Piece, Translation, Translator, next_step, translation
 from tightbeam.deploy.errors import InputError
+from tightbeam.deploy.generation.fields import ATTENTION
 from tightbeam.deploy.generation.translation import AUTO
+from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
@@ -227,7 +230,7 @@ async def _documents(
     glossary: Glossary | None = None,
 ) -> list[_Made]:
     """Translate documents, the sentences of all of them together. Raises HttpError."""
-    how = Translator(language.split("-")[0], partial(_fits, model), glossary)
+    how = Translator(language.split("-")[0], partial(_fits, model), glossary, model.gives_attention)
     try:
         async with asyncio.timeout(model.deadline_s):
             return await _in_rounds(model, given, kind, how, settings)
@@ -276,30 +279,51 @@ def _read(text: str, kind: str) -> Document:
 
 async def _translated(
     model: ServedModel, pieces: Sequence[Piece], settings: Mapping[str, Any]
-) -> list[str | ValueError]:
+) -> list[Translation | ValueError]:
     """Translate sentences, as many in a request as it may have, and those with forced words each in a request.
 
     Raises HttpError.
     """
-    found: list[str | ValueError] = [""] * len(pieces)
-    free = [place for place, piece in enumerate(pieces) if not piece.forced]
-    for begin in range(0, len(free), model.max_batch_size):
-        places = free[begin : begin + model.max_batch_size]
-        outputs = await model.outputs({TEXT: texts([pieces[place].text for place in places])}, settings)
-        for place, output in zip(places, outputs, strict=True):
-            found[place] = (output.texts or [""])[0]
+    found: list[Translation | ValueError] = [Translation("")] * len(pieces)
+    for aligned in (False, True):
+        free = [place for place, piece in enumerate(pieces) if not piece.forced and piece.aligned is aligned]
+        for begin in range(0, len(free), model.max_batch_size):
+            places = free[begin : begin + model.max_batch_size]
+            given = {TEXT: texts([pieces[place].text for place in places])}
+            outputs = await model.outputs(given, _for_alignment(settings, aligned=aligned))
+            own = [pieces[place] for place in places]
+            for place, translated in zip(places, await _aligned(model, own, outputs), strict=True):
+                found[place] = translated
     forced = [place for place, piece in enumerate(pieces) if piece.forced]
     for begin in range(0, len(forced), FORCED_TOGETHER):
         places = forced[begin : begin + FORCED_TOGETHER]
         made = await asyncio.gather(*(_with_words(model, pieces[place], settings) for place in places))
-        for place, text in zip(places, made, strict=True):
-            found[place] = text
+        for place, each in zip(places, made, strict=True):
+            found[place] = each
     return found
 
 
-async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> str | ValueError:
+def _for_alignment(settings: Mapping[str, Any], *, aligned: bool) -> Mapping[str, Any]:
+    return {**settings, ATTENTION: True} if aligned else settings
+
+
+async def _aligned(model: ServedModel, pieces: Sequence[Piece], outputs: Sequence[Output]) -> list[Translation]:
+    """Return the translations of pieces, with the alignments of those that have any."""
+    each = list(zip(pieces, outputs, strict=True))
+    return await asyncio.to_thread(lambda: [_translation_of(model, piece, output) for piece, output in each])
+
+
+def _translation_of(model: ServedModel, piece: Piece, output: Output) -> Translation:
+    text, codec = (output.texts or [""])[0], model.codec
+    if not output.attentions or codec is None:
+        return Translation(text)
+    tokens = codec.encode(piece.text), output.sequences[0]
+    return Translation(text, token_alignment(codec.decode, *tokens, output.attentions[0]))
+
+
+async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> Translation | ValueError:
     """Translate a sentence with its forced words; return the error if they cannot be forced. Raises HttpError."""
-    own: dict[str, Any] = {**settings, FORCED: piece.forced}
+    own: dict[str, Any] = {**_for_alignment(settings, aligned=piece.aligned), FORCED: piece.forced}
     if default_beams(model.manifest.generation) == 1:
         own["num_beams"] = FORCING_BEAMS
     try:
@@ -308,7 +332,7 @@ async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, A
         if error.status != 400:
             raise
         return InputError(str(error))
-    return (output.texts or [""])[0]
+    return (await _aligned(model, [piece], [output]))[0]
 
 
 def _count(given: Any) -> int:

@@ -153,6 +153,12 @@ class ServedModel:
         return bool(heads) and self.has_timestamps and (options.engine, options.device) == ("onnxruntime", None)
 
     @property
+    def gives_attention(self) -> bool:
+        """True for a translator whose outputs can have their attention to the source."""
+        options, aligned = self._options, self.manifest.alignment is not None
+        return self.manifest.translates and aligned and (options.engine, options.device) == ("onnxruntime", None)
+
+    @property
     def ready(self) -> bool:
         """True while the worker runs, or is being started again."""
         return self._dispatcher.up

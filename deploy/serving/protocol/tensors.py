@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ALTERNATIVE_IDS",
     "ALTERNATIVE_SCORES",
+    "ATTENTION",
     "AUDIO",
     "AUDIO_FILE",
     "FINISHED",
@@ -70,6 +71,9 @@ ALTERNATIVE_IDS = "ALTERNATIVE_IDS"
 in place of given tokens and padding too."""
 ALTERNATIVE_SCORES = "ALTERNATIVE_SCORES"
 """Output with ``return_alternatives``: float32 [b, S, T, n], their scores; 0 for none."""
+ATTENTION = "ATTENTION"
+"""Output of a translator with ``return_attention``: float32 [b, S, T, N], of each of OUTPUT_IDS to each source token; 0
+for given ones and padding."""
 SEGMENTS = "SEGMENTS"
 """Output of a speech model: string [b, 1], the segments of a row that ran by timestamps, as JSON; null for another
 row."""

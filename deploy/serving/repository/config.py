@@ -21,6 +21,7 @@ from tightbeam.deploy.serving.protocol.parameters import (
 from tightbeam.deploy.serving.protocol.tensors import (
     ALTERNATIVE_IDS,
     ALTERNATIVE_SCORES,
+    ATTENTION,
     AUDIO,
     AUDIO_FILE,
     FINISH_REASON,
@@ -281,6 +282,8 @@ def model_config(manifest: Manifest, settings: ServingSettings, made_by: str) ->
     put_output(TOKEN_SCORES, "TYPE_FP32", -1, -1)
     put_output(ALTERNATIVE_IDS, "TYPE_INT64", -1, -1, -1)
     put_output(ALTERNATIVE_SCORES, "TYPE_FP32", -1, -1, -1)
+    if manifest.translates and manifest.alignment is not None:
+        put_output(ATTENTION, "TYPE_FP32", -1, -1, -1)
     if speech:
         put_output(SEGMENTS, "TYPE_STRING", 1)
     if manifest.generation.get("lang_to_id") or manifest.generation.get(PROMPTS):

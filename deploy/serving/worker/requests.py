@@ -204,6 +204,15 @@ class RequestParser:
                 f"return_alternatives for {parts:,} rows, pages and windows is more than {MOST_ALTERNATIVES:,} in all; "
                 "pass less, or fewer inputs or tokens"
             )
+        if options.return_attention:
+            most = max((sample.source_tokens for row in parsed.rows for sample in row.samples), default=0)
+            new, S = options.max_length - options.beginning, options.num_return_sequences
+            if len(parsed.rows) * S * new * most > MOST_ALTERNATIVES:
+                sequences = f"{len(parsed.rows)} x {S} sequences of {new:,} new and {most:,} source tokens"
+                raise InputError(
+                    f"return_attention for {sequences} is more than {MOST_ALTERNATIVES:,} numbers; pass fewer inputs, "
+                    "sequences or tokens"
+                )
         return parsed
 
     def _parts(self, row: OpenInput) -> int:

@@ -152,6 +152,7 @@ def test_every_option_is_in_the_table() -> None:
         "target_language",
         "return_token_scores",
         "return_alternatives",
+        "return_attention",
         *SAMPLING,
     }
 

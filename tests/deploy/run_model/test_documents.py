@@ -9,15 +9,15 @@ import pytest
 from support.bundles.cache import BundleCache
 from support.commands import SHORT, Command, caller
 from tightbeam.deploy import Runner
+from tightbeam.deploy.bundle import manifest
 from tightbeam.deploy.documents.summary import summary
-from tightbeam.deploy.inputs import documents
 
 SOURCE = "  - A small town.\n\n\tGo to https://a.org/b now, {name}. Then a town.\n"
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.setattr(documents, "TRANSLATORS", ("bart",))
+    monkeypatch.setattr(manifest, "TRANSLATORS", ("bart",))
     return caller(monkeypatch, capsys)
 
 

@@ -18,6 +18,7 @@ from support.serving.triton_requests import ids_request, text_request
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.fields import FIELDS
+from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.worker.requests import RequestParser
 
@@ -110,6 +111,17 @@ def test_alternatives_of_a_request_are_bounded(bart: Runner) -> None:
     many = text_request(1, *["a"] * 146, **asked)
     with pytest.raises(InputError, match="for 146 rows, pages and windows is more than 4,194,304 in all; pass less"):
         parser.parse(many)
+
+
+def test_attention_of_a_request_is_bounded(bundles: BundleCache) -> None:
+    runner = Runner.load(bundles("dedup", "marian"), threads=1)
+    parser = RequestParser(runner.model, 40)
+    new, source = 40, 60
+    most = MOST_ALTERNATIVES // (2 * new * source)
+    asked = {"return_attention": True, "num_beams": 2, "num_return_sequences": 2, "max_new_tokens": new}
+    assert len(parser.parse(ids_request(1, *[[5] * source] * most, **asked)).rows) == most
+    with pytest.raises(InputError, match="x 2 sequences of 40 new and 60 source tokens is more than 4,194,304"):
+        parser.parse(ids_request(1, *[[5] * source] * (most + 1), **asked))
 
 
 def test_a_row_of_millions_of_ids_is_refused_before_they_are_read(bart: Runner) -> None:

@@ -264,7 +264,7 @@ def test_json_lines(bundles: BundleCache, monkeypatch: pytest.MonkeyPatch, capsy
     assert "sequences_alternatives" not in others and not {"token_scores", "alternatives"} & plain.keys()
     assert "return_alternatives=-1 (from the line)" in bad["error"]
     text = command(folder, *options, stdin=stdin)
-    assert "the scores of its tokens are left out; pass --json" in text.err
+    assert "what was asked for beside its text is left out; pass --json" in text.err
     refused = command(folder, "--ids", "--return-token-scores", stdin=b"[5]\n")
     assert refused.code == 1 and "return_token_scores=True is more than a line of text; pass --json" in refused.err
 

@@ -11,9 +11,9 @@ import numpy as np
 from support.bundles.traces import traced
 from support.checkpoints.families import CheckpointCache
 from tightbeam.deploy import Bundle, Runner
-from tightbeam.deploy.bundle.manifest import Manifest
+from tightbeam.deploy.bundle.manifest import AlignmentEntry, Manifest
 from tightbeam.deploy.bundle.writer import write_bundle
-from tightbeam.export.checkpoint.alignment import alignment_of
+from tightbeam.export.accuracy.alignment_layer import choose_alignment
 from tightbeam.export.checkpoint.files import read_files, with_encoding
 from tightbeam.export.checkpoint.load import Checkpoint, load_files
 from tightbeam.export.writing.bundle_files import write_files
@@ -36,6 +36,7 @@ class BundleCache:
         self.checkpoints = checkpoints
         self.root = root
         self.traced: dict[str, tuple[Checkpoint, ModelGraphs]] = {}
+        self.alignments: dict[Path, AlignmentEntry] = {}
         self.made: dict[str, Path] = {}
 
     def trace(
@@ -47,8 +48,9 @@ class BundleCache:
             files = read_files(self.checkpoints(family, **arguments))
             checkpoint = load_files(with_encoding(files, global_tokens=global_tokens, short_audio=short_audio))
             self.traced[key] = (checkpoint, traced(checkpoint))
-            if alignment := alignment_of(checkpoint):
+            if alignment := choose_alignment(checkpoint):
                 self.traced[key][1].alignment_heads = alignment.heads
+                self.alignments[checkpoint.path] = alignment
         return self.traced[key]
 
     def mixed(self, family: str, seed: int, target: Path) -> Path:
@@ -59,7 +61,16 @@ class BundleCache:
         plan = [LayerPlan(str(source[layer]), str(generated[layer]), "") for layer in range(canonical.sizes.L)]
         graphs, results = rewrite(canonical, plan)
         return write_bundle(
-            target, lambda folder: write_files(folder, checkpoint, graphs, results, plan, variant="dedup")
+            target,
+            lambda folder: write_files(
+                folder,
+                checkpoint,
+                graphs,
+                results,
+                plan,
+                variant="dedup",
+                alignment=self.alignments.get(checkpoint.path),
+            ),
         ).path
 
     def __call__(
@@ -84,7 +95,15 @@ class BundleCache:
 
             def fill(folder: Path) -> Manifest:
                 return write_files(
-                    folder, checkpoint, graphs, results, plan, variant=variant, precision=precision, **caches
+                    folder,
+                    checkpoint,
+                    graphs,
+                    results,
+                    plan,
+                    variant=variant,
+                    precision=precision,
+                    alignment=self.alignments.get(checkpoint.path),
+                    **caches,
                 )
 
             write_bundle(target, fill)
