@@ -62,7 +62,7 @@ index of any length."""
 READ_TIMES, READ_MORE = 16, 64 << 20
 """Bytes read of a file, as times of its length and more: it is read once, but for its index and what is seen at places
 that are passed over."""
-MOST_IDLE_S = 2.0
+MOST_IDLE_S = 1.0
 """Seconds of processor time until a file whose length is limited gives sound, and then further sound."""
 IDLE_PACKETS, PACKET_SAMPLES = 5000, 8
 """Packets that give no sound, and the fewest samples that a packet gives otherwise."""
