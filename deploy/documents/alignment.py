@@ -93,6 +93,10 @@ class WordAlignment:
             self._weights += rows.T @ part.weights @ columns
             before += part.source_ends[-1] if part.source_ends else 0
             new_before += part.ends[-1] if part.ends else 0
+        self._spans = np.array(self._source, np.int64).reshape(-1, 2)
+        if self._weights.size:
+            self._claimed = self._weights.argmax(axis=0)  # by source word
+            self._attended = self._weights.argmax(axis=1)  # by target word
 
     def place(self, begin: int, end: int) -> Span | None:
         """Return the characters of the translation that belong to some of the source; None if they have no word.
@@ -103,12 +107,13 @@ class WordAlignment:
         """
         if not self._weights.size:
             return None
-        inside: Bools = np.array([first < end and begin < last for first, last in self._source])
+        inside: Bools = (self._spans[:, 0] < end) & (begin < self._spans[:, 1])
         if not inside.any():
             return None
-        claimed = self._weights.argmax(axis=0)  # by source word
-        by_inside, by_others = (np.isin(np.arange(len(self._target)), claimed[each]) for each in (inside, ~inside))
-        attends: Bools = inside[self._weights.argmax(axis=1)]
+        by_inside, by_others = (
+            np.bincount(self._claimed[own], minlength=len(self._target)) > 0 for own in (inside, ~inside)
+        )
+        attends = inside[self._attended]
         belongs = np.where(by_inside, ~by_others | attends, ~by_others & attends)
         share = belongs.astype(np.float32)
         if not belongs.any():
