@@ -190,16 +190,15 @@ def _sentences(number: int, passage: Passage, how: Translator) -> list[_Sentence
         if not source:
             continue
         own = _Sentence(number, first, end, source, literals, target=source)
-        if _is_text(own, source) and how.gives_attention:
-            own.aligned = any(_is_inside(mark, first, end) for mark in passage.marks)
-        elif _is_text(own, source):
+        if _is_text(own, source):
+            own.terms = how.glossary.terms_in(source) if how.glossary else []
+            own.aligned = how.gives_attention and any(_is_inside(mark, first, end) for mark in passage.marks)
             own.inner = [
                 inner
                 for mark in passage.marks
-                if first <= mark.begin < mark.end <= end and mark.closing
+                if not how.gives_attention and first <= mark.begin < mark.end <= end and mark.closing
                 if (inner := spaced(passage.text[mark.begin : mark.end])) != source and _is_text(own, inner)
             ]
-            own.terms = how.glossary.terms_in(source) if how.glossary else []
         found.append(own)
     return found
 

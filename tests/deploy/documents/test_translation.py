@@ -147,7 +147,8 @@ def test_forms_that_begin_another_form_stand_for_both() -> None:
     assert glossary.forced([term], "a house") == ((tuple(words("Haus")), tuple(words("Häuser"))),)
 
 
-def test_two_hundred_terms_are_forced_only_where_they_occur_and_are_missing() -> None:
+@pytest.mark.parametrize("gives_attention", [False, True])
+def test_two_hundred_terms_are_forced_only_where_they_occur_and_are_missing(gives_attention: bool) -> None:
     glossary = glossary_of("".join(f"term{number},Wort{number}\n" for number in range(200)))
     forced: list[Piece] = []
 
@@ -158,7 +159,8 @@ def test_two_hundred_terms_are_forced_only_where_they_occur_and_are_missing() ->
         return "Hier Wort7." if "term7 " in piece.text else "Hier."
 
     text = "Here term7 is. Here term11 is. Nothing is here."
-    made = drive(translation([Passage(text, "line 1")], Translator("en", lambda text: True, glossary)), run)
+    how = Translator("en", lambda text: True, glossary, gives_attention)
+    made = drive(translation([Passage(text, "line 1")], how), run)
     assert made.texts[0].text == "Hier Wort7. Hier Wort11. Hier."
     assert [piece.text for piece in forced] == ["Here term11 is."]
     assert made.reports == []
