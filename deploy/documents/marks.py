@@ -107,7 +107,7 @@ def _within(
     placed = []
     for number in numbers:
         begin, end = _place(text, marks[number], new, parts, translations)
-        is_point = marks[number].begin == marks[number].end and not marks[number].closing
+        is_point = marks[number].begin == marks[number].end
         placed.append((begin, number, begin if is_point else end))
     found = []
     for begin, number, end in sorted(placed):
@@ -151,7 +151,7 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
 
 def _with_signs(inner: str, target: str, begin: int, end: int) -> tuple[int, int]:
     """Widen a place in a translation by the signs that are at the edges of both texts."""
-    words = [match.span() for match in _WORD.finditer(inner)]
+    words = [match.span() for match in _WORD.finditer(inner)] or [(0, len(inner))]  # a sign inside of a word
     ahead, behind = inner[: words[0][0]], inner[words[-1][1] :]
     if target[:begin].endswith(ahead):
         begin -= len(ahead)

@@ -107,12 +107,18 @@ def translated(html: str, target: str, links: dict[str, str]) -> str:
         ("The <i>red</i> <b>house</b> is big.", "Das <b>Haus</b>, <i>das rot</i> ist, ist groß."),
         ("The <i>red <b>house</b></i> is big.", "Das <i><b>Haus</b>, das rot</i> ist, ist groß."),
         ("The red <img> house is big.", "Das <img> Haus, das rot ist, ist groß."),
+        ("The red <b></b>house is big.", "Das <b></b>Haus, das rot ist, ist groß."),
         ("The red house is <b>big.</b>", "Das Haus, das rot ist, ist <b>groß.</b>"),
         ("<b>The red house is big.</b>", "<b>Das Haus, das rot ist, ist groß.</b>"),
     ],
 )
 def test_markup_follows_its_words(source: str, made: str) -> None:
     assert translated(f"<p>{source}</p>", HOUSE[1], LINKS) == f"<p>{made}</p>"
+
+
+def test_a_sign_inside_of_a_word() -> None:
+    made = translated("<p>The red house isn<b>'</b>t big.</p>", HOUSE[1], LINKS)
+    assert "<b>" in made and re.sub("</?b>", "", made) == f"<p>{HOUSE[1]}</p>"
 
 
 TEXT = st.text("ab .?!\"'。本\u00a0é-1", max_size=30)
