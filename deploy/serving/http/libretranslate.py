@@ -24,6 +24,7 @@ from tightbeam.deploy.documents.passages import Document, NewText
 from tightbeam.deploy.documents.translation import Piece, Translation, Translator, next_step, translation
 from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.fields import ATTENTION
+from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
 from tightbeam.deploy.generation.translation import AUTO
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
@@ -34,7 +35,7 @@ from tightbeam.deploy.serving.http.streams import while_connected
 from tightbeam.deploy.serving.protocol.parameters import default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
 from tightbeam.deploy.text.languages import DetectedLanguage, DetectorMissing, likely_languages, short_codes
-from tightbeam.deploy.text.tokenizer import fits
+from tightbeam.deploy.text.tokenizer import SPECIAL_TOKENS, fits
 
 __all__ = ["Languages", "translation_routes"]
 
@@ -287,11 +288,12 @@ async def _translated(
     found: list[Translation | ValueError] = [Translation("")] * len(pieces)
     for aligned in (False, True):
         free = [place for place, piece in enumerate(pieces) if not piece.forced and piece.aligned is aligned]
-        for begin in range(0, len(free), model.max_batch_size):
-            places = free[begin : begin + model.max_batch_size]
-            given = {TEXT: texts([pieces[place].text for place in places])}
-            outputs = await model.outputs(given, _for_alignment(settings, aligned=aligned))
+        while free:
+            count = _rows_together(model, [pieces[place] for place in free[: model.max_batch_size]])
+            places, free = free[:count], free[count:]
             own = [pieces[place] for place in places]
+            given = {TEXT: texts([piece.text for piece in own])}
+            outputs = await model.outputs(given, _for_alignment(settings, aligned=aligned))
             for place, translated in zip(places, await _aligned(model, own, outputs), strict=True):
                 found[place] = translated
     forced = [place for place, piece in enumerate(pieces) if piece.forced]
@@ -301,6 +303,17 @@ async def _translated(
         for place, each in zip(places, made, strict=True):
             found[place] = each
     return found
+
+
+def _rows_together(model: ServedModel, pieces: Sequence[Piece]) -> int:
+    """Return how many of the first pieces a request may have, of which the attention is bounded."""
+    sizes, longest = model.manifest.sizes, 0
+    for count, piece in enumerate(pieces):
+        if piece.aligned:
+            longest = max(longest, min(sizes.max_source, len(piece.text.encode()) + SPECIAL_TOKENS))
+        if count and (count + 1) * longest * sizes.max_target > MOST_ALTERNATIVES:
+            return count
+    return len(pieces)
 
 
 def _for_alignment(settings: Mapping[str, Any], *, aligned: bool) -> Mapping[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -13,6 +15,9 @@ from support.bundles.cache import BundleCache
 from support.serving.http_server import http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.documents.alignment import WordAlignment
+from tightbeam.deploy.documents.translation import Piece
+from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
+from tightbeam.deploy.serving.http.libretranslate import _rows_together
 
 PAGE = "<p>The <i>old</i> town of <b>Harwick</b> has a bridge.</p>"
 ASKED = {"max_new_tokens": 8, "num_beams": 2}
@@ -64,3 +69,14 @@ def test_attention_is_an_output(web: httpx.Client, translator: Path) -> None:
         padded[: wanted.shape[0], : wanted.shape[1]] = wanted
         np.testing.assert_allclose(given, padded, atol=1e-6)
     assert "ATTENTION" not in web.post("/generate", json={"TEXT": texts, **ASKED}).json()
+
+
+def test_a_request_has_no_more_markup_than_its_attention_may_be() -> None:
+    """With 1,024 rows of a request and a long sentence among them, a page was refused."""
+    model: Any = SimpleNamespace(manifest=SimpleNamespace(sizes=SimpleNamespace(max_source=512, max_target=512)))
+    short, long = Piece("a" * 56, aligned=True), Piece("a" * 2000, aligned=True)
+    assert _rows_together(model, [short] * 100) == 100
+    assert _rows_together(model, [short] * 200) == MOST_ALTERNATIVES // (64 * 512)
+    assert _rows_together(model, [*[short] * 99, long]) == 99
+    assert _rows_together(model, [long] * 99) == MOST_ALTERNATIVES // (512 * 512)
+    assert _rows_together(model, [Piece("a" * 2000)] * 99) == 99
