@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class WordAlignment:
         if self._weights.size:
             self._claimed = self._weights.argmax(axis=0)  # by source word
             self._attended = self._weights.argmax(axis=1)  # by target word
+        self._of_word = cache(lambda word: self.place(*self._source[word]))  # many tags may stand at one word
 
     def place(self, begin: int, end: int) -> Span | None:
         """Return the characters of the translation that belong to some of the source; None if they have no word.
@@ -126,13 +128,13 @@ class WordAlignment:
         following = bisect_left(self._source, (place, place))
         if following == len(self._source):
             return None
-        found = self.place(*self._source[following])
+        found = self._of_word(following)
         return None if found is None else found[0]
 
     def behind(self, place: int) -> int | None:
         """Return the place in the translation of markup behind a source word; None if no word precedes it."""
         preceding = bisect_right(self._source, place, key=lambda word: word[1]) - 1
-        found = None if preceding < 0 else self.place(*self._source[preceding])
+        found = None if preceding < 0 else self._of_word(preceding)
         return None if found is None else found[1]
 
 
