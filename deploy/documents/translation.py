@@ -39,7 +39,8 @@ class Piece:
     forced : tuple
         Token ids of words that its translation has to have, as ``force_words_ids``.
     aligned : bool
-        True if its translation should have an alignment, since there is markup inside of it.
+        True if its translation should have an alignment, since there is markup inside of it; a search with forced words
+        has none.
     """
 
     text: str
@@ -113,7 +114,7 @@ class _Sentence:
     """A sentence of a passage: its characters there, its translation, and what cannot be said of it.
 
     ``aligned``: there is markup inside of it, which ``parts``, the attention of its translation, is to place. Without
-    attention the texts ``inner`` are translated by themselves.
+    attention, or with terms that may have to be forced, the texts ``inner`` are translated by themselves.
     """
 
     passage: int
@@ -196,7 +197,7 @@ def _sentences(number: int, passage: Passage, how: Translator) -> list[_Sentence
             own.inner = [
                 inner
                 for mark in passage.marks
-                if not how.gives_attention and first <= mark.begin < mark.end <= end and mark.closing
+                if (own.terms or not how.gives_attention) and first <= mark.begin < mark.end <= end and mark.closing
                 if (inner := spaced(passage.text[mark.begin : mark.end])) != source and _is_text(own, inner)
             ]
         found.append(own)
@@ -239,7 +240,7 @@ def _layout(
             stripped = part.strip()
             forced = how.glossary.forced(terms, stripped) if how.glossary else ()
             space = " " if place and parts[place - 1][-1:].isspace() else ""
-            layout += [space, Piece(stripped, forced, own.aligned)]
+            layout += [space, Piece(stripped, forced, own.aligned and not forced)]
         layout.append(text[begin + len(core) :])
     return layout
 

@@ -120,12 +120,19 @@ class DocumentRunner:
         """
         document = kind.read(data)
         settings = self._for_language(document)
-        how = Translator(self._language(settings), self.model.text.fits, self.glossary, self.model.gives_attention)
+        how = Translator(self._language(settings), self.model.text.fits, self.glossary, self._gives_attention(settings))
         rounds = translation(document.passages, how)
         step = next_step(rounds)
         while isinstance(step, list):
             step = next_step(rounds, self._results(step, settings))
         return TranslatedDocument(document.write(step.texts), [*document.notes, *step.reports])
+
+    def _gives_attention(self, settings: Mapping[str, Any]) -> bool:
+        """True if the model's search gives attention with these settings; groups of beams and forced words do not."""
+        try:
+            return self.model.gives_attention and self.model.settings.options({**settings, ATTENTION: True}).aligned
+        except GenerationError:
+            return False
 
     def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[Translation | ValueError]:
         inputs = (self._input(piece, settings) for piece in pieces)

@@ -293,7 +293,7 @@ async def _translated(
             places, free = free[:count], free[count:]
             own = [pieces[place] for place in places]
             given = {TEXT: texts([piece.text for piece in own])}
-            outputs = await model.outputs(given, _for_alignment(settings, aligned=aligned))
+            outputs = await model.outputs(given, {**settings, ATTENTION: True} if aligned else settings)
             for place, translated in zip(places, await _aligned(model, own, outputs), strict=True):
                 found[place] = translated
     forced = [place for place, piece in enumerate(pieces) if piece.forced]
@@ -316,10 +316,6 @@ def _rows_together(model: ServedModel, pieces: Sequence[Piece]) -> int:
     return len(pieces)
 
 
-def _for_alignment(settings: Mapping[str, Any], *, aligned: bool) -> Mapping[str, Any]:
-    return {**settings, ATTENTION: True} if aligned else settings
-
-
 async def _aligned(model: ServedModel, pieces: Sequence[Piece], outputs: Sequence[Output]) -> list[Translation]:
     """Return the translations of pieces, with the alignments of those that have any."""
     each = list(zip(pieces, outputs, strict=True))
@@ -336,7 +332,7 @@ def _translation_of(model: ServedModel, piece: Piece, output: Output) -> Transla
 
 async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> Translation | ValueError:
     """Translate a sentence with its forced words; return the error if they cannot be forced. Raises HttpError."""
-    own: dict[str, Any] = {**_for_alignment(settings, aligned=piece.aligned), FORCED: piece.forced}
+    own: dict[str, Any] = {**settings, FORCED: piece.forced}
     if default_beams(model.manifest.generation) == 1:
         own["num_beams"] = FORCING_BEAMS
     try:
@@ -345,7 +341,7 @@ async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, A
         if error.status != 400:
             raise
         return InputError(str(error))
-    return (await _aligned(model, [piece], [output]))[0]
+    return Translation((output.texts or [""])[0])
 
 
 def _count(given: Any) -> int:

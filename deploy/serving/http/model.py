@@ -156,6 +156,7 @@ class ServedModel:
     def gives_attention(self) -> bool:
         """True for a translator whose outputs can have their attention to the source."""
         options, aligned = self._options, self.manifest.alignment is not None
+        aligned = aligned and self.manifest.generation.get("num_beam_groups") in (None, 1)
         return self.manifest.translates and aligned and (options.engine, options.device) == ("onnxruntime", None)
 
     @property

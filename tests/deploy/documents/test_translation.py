@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.documents import drive, translate
 from tightbeam.deploy.documents.glossary import Glossary, Term, read_glossary
 from tightbeam.deploy.documents.literals import literals_in, missing_numbers
-from tightbeam.deploy.documents.passages import Passage
+from tightbeam.deploy.documents.passages import Mark, Passage
 from tightbeam.deploy.documents.sentences import pieces_that_fit, split_sentences
 from tightbeam.deploy.documents.translation import Piece, Translator, translation
 from tightbeam.deploy.errors import InputError
@@ -164,6 +164,23 @@ def test_two_hundred_terms_are_forced_only_where_they_occur_and_are_missing(give
     assert made.texts[0].text == "Hier Wort7. Hier Wort11. Hier."
     assert [piece.text for piece in forced] == ["Here term11 is."]
     assert made.reports == []
+
+
+def test_forced_words_have_no_alignment() -> None:
+    asked: list[Piece] = []
+
+    def run(piece: Piece) -> str:
+        asked.append(piece)
+        return "Das Haus ist rot." if piece.forced else "Das Gebäude ist rot."
+
+    passage = Passage("The house is red.", "line 1", (Mark(13, 16, "<b>", "</b>"),))
+    how = Translator("en", lambda text: True, glossary_of("house,Haus\n"), gives_attention=True)
+    assert drive(translation([passage], how), run).texts[0].text == "Das Haus ist rot."
+    assert [(piece.text, piece.aligned, bool(piece.forced)) for piece in asked] == [
+        ("The house is red.", True, False),
+        ("red", False, False),  # to look for where there is no alignment
+        ("The house is red.", False, True),
+    ]
 
 
 def test_a_term_that_could_not_be_placed_is_reported() -> None:

@@ -97,6 +97,20 @@ def test_it_is_more_than_texts(bundles: BundleCache) -> None:
     assert output.attentions is not None and output.attentions[0].shape[1] == output.source_tokens
 
 
+@pytest.mark.parametrize(
+    "other", [{"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 1.0}, {"force_words_ids": [[7]]}]
+)
+def test_searches_without_it(bundles: BundleCache, other: dict[str, Any]) -> None:
+    """Groups of beams and forced words gave nothing, in silence. Documents do without it."""
+    runner = Runner.load(bundles("dedup", "marian", tokenizer=True), threads=1)
+    with pytest.raises(GenerationError, match="does not go with return_attention; leave one out"):
+        runner.generate([[5, 6]], **ASKED, **other)
+    made = runner.translate_document(
+        b"<p>The <i>old</i> town.</p>", document_format="html", max_new_tokens=8, **{"num_beams": 2, **other}
+    )
+    assert b"<i>" in made.data and made.reports == []
+
+
 def test_the_layer_is_chosen_by_the_tokens_that_are_left_out(bundles: BundleCache) -> None:
     """A model whose layer 0 alone reads the source: its attention is all that a source token can act by."""
     checkpoint, _ = bundles.trace("marian")
