@@ -1,6 +1,6 @@
 """Which words of a translation belong to which words of its source, by the attention of the tokens.
 
-Tokens are placed in a text by the number of its characters that are not spaces, since tokenizers change spaces alone.
+Tokens are placed in a text by the number of its characters that are not spaces, which tokenizers change most often.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TokenAlignment:
 
 
 def token_alignment(
-    decode: Callable[[Sequence[int]], str], source: Sequence[int], tokens: Sequence[int], weights: Floats
+    decode: Callable[[Sequence[int]], str], text: str, source: Sequence[int], tokens: Sequence[int], weights: Floats
 ) -> TokenAlignment | None:
     """Place the tokens of a source and of its translation in their texts.
 
@@ -55,6 +55,8 @@ def token_alignment(
     ----------
     decode
         Returns the text of tokens.
+    text
+        The source.
     source, tokens
         N token ids of the source, and T of the translation.
     weights : floats [T, N]
@@ -66,11 +68,34 @@ def token_alignment(
     """
     if weights.shape != (len(tokens), len(source)):
         return None
-    return TokenAlignment(_ends(decode, source), _ends(decode, tokens), weights)
+    source_ends = _fitted(_ends(decode, source), _unspaced(decode(source)), _unspaced(text))
+    return TokenAlignment(source_ends, _ends(decode, tokens), weights)
 
 
 def _ends(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[int]:
-    return [len("".join(decode(tokens[: count + 1]).split())) for count in range(len(tokens))]
+    return [len(_unspaced(decode(tokens[: count + 1]))) for count in range(len(tokens))]
+
+
+def _unspaced(text: str) -> str:
+    return "".join(text.split())
+
+
+def _fitted(ends: list[int], decoded: str, text: str) -> list[int]:
+    """Return the ends of tokens in a text of which the tokenizer writes characters otherwise or has none of them.
+
+    Between the beginning and the end that ``decoded`` and ``text`` share, tokens are at the same share of the length.
+    """
+    same = _same_signs(decoded, text)
+    last = len(decoded) - _same_signs(decoded[same:][::-1], text[same:][::-1])
+    places = [same, last], [same, last + len(text) - len(decoded)]
+    behind = [end + len(text) - len(decoded) if end >= last else round(np.interp(end, *places)) for end in ends]
+    return [end if end <= same else new for end, new in zip(ends, behind, strict=True)]
+
+
+def _same_signs(one: str, other: str) -> int:
+    """Return how many characters both texts begin with."""
+    differ = (place for place, (sign, its) in enumerate(zip(one, other, strict=False)) if sign != its)
+    return next(differ, min(len(one), len(other)))
 
 
 class WordAlignment:

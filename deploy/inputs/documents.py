@@ -147,8 +147,8 @@ class DocumentRunner:
         if not result.attentions:
             return Translation(text)
         source, _ = self.model.text.encode(piece.text, **settings)
-        decode = self.model.text.decode
-        return Translation(text, token_alignment(decode, source, result.sequences[0], result.attentions[0]))
+        tokens = source, result.sequences[0]
+        return Translation(text, token_alignment(self.model.text.decode, piece.text, *tokens, result.attentions[0]))
 
     def _input(self, piece: Piece, settings: Mapping[str, Any]) -> OpenInput:
         result = InputResult(next(self._numbers))

@@ -327,7 +327,7 @@ def _translation_of(model: ServedModel, piece: Piece, output: Output) -> Transla
     if not output.attentions or codec is None:
         return Translation(text)
     tokens = codec.encode(piece.text), output.sequences[0]
-    return Translation(text, token_alignment(codec.decode, *tokens, output.attentions[0]))
+    return Translation(text, token_alignment(codec.decode, piece.text, *tokens, output.attentions[0]))
 
 
 async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> Translation | ValueError:

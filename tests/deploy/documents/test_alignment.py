@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.documents import drive
-from tightbeam.deploy.documents.alignment import TokenAlignment, WordAlignment
+from tightbeam.deploy.documents.alignment import TokenAlignment, WordAlignment, token_alignment
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.translation import Piece, Translation, Translator, translation
 
@@ -74,6 +75,27 @@ def test_signs_of_scripts_without_spaces_are_words() -> None:
     words = WordAlignment(source, target, [own])
     assert place(words, source, target, "books") == "本を"
     assert place(words, source, target, "read") == "読む"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("😀😀😀😀 red cats and dogs", ["", "red", "cats", "and", "dogs", ""]),
+        ("red cats… x", ["red", "cats", "...", "x"]),
+    ],
+)
+def test_signs_that_the_tokenizer_does_not_know_move_no_word(source: str, words: list[str]) -> None:
+    """Their tokens have no text, or one of another form."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return " ".join(words[token] for token in tokens)
+
+    tokens = list(range(len(words)))
+    found = token_alignment(decode, source, tokens, tokens, np.eye(len(words), dtype=np.float32))
+    assert found is not None and found.source_ends[-1] == len("".join(source.split()))
+    alignment = WordAlignment(source, decode(tokens), [found])
+    for word in re.findall(r"\w+", source):
+        assert place(alignment, source, decode(tokens), word) == word
 
 
 def test_parts_follow_one_another() -> None:
