@@ -166,7 +166,7 @@ _EDGES = " \t\n.,;:!?\"'«»“”„()[]。、\uff0c\uff01\uff1f"
 
 def _find(wanted: str, target: str, share: float) -> tuple[int, int] | None:
     """Return the place of a text in a translation, that nearest to a share of its length."""
-    wanted = wanted.strip(_EDGES)
+    wanted = wanted.strip(_EDGES) or wanted  # signs alone stay
     if not wanted:
         return None
     edge = r"(?<!\w)", r"(?!\w)"

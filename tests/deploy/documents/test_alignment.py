@@ -132,6 +132,7 @@ def translated(html: str, target: str, links: dict[str, str]) -> str:
         ("The red <img> house is big.", "Das <img> Haus, das rot ist, ist groß."),
         ("The red <b></b>house is big.", "Das <b></b>Haus, das rot ist, ist groß."),
         ("The red house is <b>big.</b>", "Das Haus, das rot ist, ist <b>groß.</b>"),
+        ("The red house is big<b>.</b>", "Das Haus, das rot ist, ist groß<b>.</b>"),
         ("<b>The red house is big.</b>", "<b>Das Haus, das rot ist, ist groß.</b>"),
     ],
 )
