@@ -133,7 +133,7 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
     if source == target:
         return own.new_begin + before, own.new_begin + before + len(spaced(inner))
     if own.words is not None and (place := own.words.place(begin - own.begin, end - own.begin)) is not None:
-        first, last = _with_signs(text[begin:end], target, *place)
+        first, last = _part_of_word(text, begin, end, target, place) or _with_signs(text[begin:end], target, *place)
         return own.new_begin + first, own.new_begin + last
     share = before / max(1, len(source))
     for wanted in (translations.get(spaced(inner), ""), spaced(inner)):
@@ -147,6 +147,17 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
         (place for place in ends if place > first), key=lambda place: abs(place - wanted_end), default=len(target)
     )
     return own.new_begin + first, own.new_begin + last
+
+
+def _part_of_word(text: str, begin: int, end: int, target: str, place: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the place of a part of a word, such as the number of a footnote, that stays in the word's translation;
+    None if the markup is around whole words, or the part does not stay."""
+    inner = text[begin:end]
+    after, before = (text[edge - 1 : edge].isalnum() and text[edge : edge + 1].isalnum() for edge in (begin, end))
+    if not (after or before):
+        return None
+    found = target.rfind(inner, *place) if after else target.find(inner, *place)
+    return None if found < 0 else (found, found + len(inner))
 
 
 def _with_signs(inner: str, target: str, begin: int, end: int) -> tuple[int, int]:

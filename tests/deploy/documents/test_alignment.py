@@ -154,6 +154,18 @@ def test_many_tags_in_one_sentence() -> None:
     assert made.count("<wbr>") == 3_000
 
 
+@pytest.mark.parametrize(
+    ("source", "made"),
+    [
+        ("A house<sup>2</sup>.", "Ein Haus<sup>2</sup>."),
+        ("A <b>h</b>ouse2.", "Ein <b>Haus2</b>."),
+        ("A <b>house</b>2.", "Ein <b>Haus2</b>."),
+    ],
+)
+def test_a_part_of_a_word_that_stays_keeps_its_markup(source: str, made: str) -> None:
+    assert translated(f"<p>{source}</p>", "Ein Haus2.", {"Ein": "A", "Haus2": "house2"}) == f"<p>{made}</p>"
+
+
 TEXT = st.text("ab .?!\"'。本\u00a0é-1", max_size=30)
 
 
