@@ -53,7 +53,7 @@ class OnlyModel:
     """A speech model whose worker refuses every request that comes as far."""
 
     name, reads_text, has_timestamps, has_times_of_words, ready, codec = "m", True, True, True, True, None
-    pair, deadline_s = ("en", "de"), 60.0
+    pair, deadline_s, gives_attention = ("en", "de"), 60.0, True
     max_batch_size = 16
     manifest = SimpleNamespace(
         speech=True,
@@ -62,7 +62,7 @@ class OnlyModel:
         family="whisper",
         tokenizer=SimpleNamespace(has_chat_template=True),
         generation={"task_to_id": {"transcribe": 1}},
-        sizes=SimpleNamespace(decoder_only=True, vocabulary=300, max_target=64),
+        sizes=SimpleNamespace(decoder_only=True, vocabulary=300, max_source=64, max_target=64),
     )
 
     def check_rows(self, rows: int) -> None:
