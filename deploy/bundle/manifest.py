@@ -5,6 +5,7 @@ Field names and their order are part of the bundle format (docs/reference/bundle
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -35,6 +36,7 @@ __all__ = [
     "QuantizedEntry",
     "TensorEntry",
     "TokenizerEntry",
+    "is_translator",
 ]
 
 FORMAT_VERSION = 2
@@ -534,7 +536,7 @@ class Manifest(Entry):
     @property
     def translates(self) -> bool:
         """True if the checkpoint is a translator."""
-        return self.reads_text and (self.family in TRANSLATORS or bool(self.generation.get("lang_to_id")))
+        return self.reads_text and is_translator(self.family, self.generation)
 
     @property
     def takes_glossary(self) -> bool:
@@ -571,3 +573,8 @@ class Manifest(Entry):
         graphs = (self.prompt, self.one_graph, self.features_graph, self.text_graph)
         optional = tuple(entry for entry in (*graphs, self.speech, self.image) if entry is not None)
         return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))
+
+
+def is_translator(family: str, generation: Mapping[str, Any]) -> bool:
+    """Return True for a text model that translates, by its family and its checkpoint's settings."""
+    return family in TRANSLATORS or bool(generation.get("lang_to_id"))

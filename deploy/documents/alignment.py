@@ -1,4 +1,4 @@
-"""Which words of a translation belong to which words of its source, by the attention of the tokens.
+"""The alignment of the words of a translation with those of its source, by the attention of the tokens.
 
 Tokens are placed in a text by the number of its characters that are not spaces, which tokenizers change most often.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from tightbeam.deploy.arrays import Bools, Floats, Ints
 from tightbeam.deploy.text.scripts import is_unspaced
 
-__all__ = ["TokenAlignment", "WordAlignment", "token_alignment"]
+__all__ = ["WORD", "TokenAlignment", "WordAlignment", "token_alignment"]
 
 Span = tuple[int, int]
 WORD = re.compile(r"\w(?:[\w'\u2019.-]*\w)?")

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tightbeam.deploy.documents.alignment import WordAlignment
+from tightbeam.deploy.documents.alignment import WORD, WordAlignment
 from tightbeam.deploy.documents.passages import Mark
 
 __all__ = ["Part", "moved_marks", "spaced"]
@@ -139,8 +139,8 @@ def _place(text: str, mark: Mark, new: str, parts: Sequence[Part], translations:
     for wanted in (translations.get(spaced(inner), ""), spaced(inner)):
         if (found := _find(wanted, target, share)) is not None:
             return own.new_begin + found[0], own.new_begin + found[1]
-    starts = [match.start() for match in _WORD.finditer(target)] or [0]
-    ends = [match.end() for match in _WORD.finditer(target)] or [len(target)]
+    starts = [match.start() for match in WORD.finditer(target)] or [0]
+    ends = [match.end() for match in WORD.finditer(target)] or [len(target)]
     first = min(starts, key=lambda place: abs(place - share * len(target)))
     wanted_end = first + len(spaced(inner)) / max(1, len(source)) * len(target)
     last = min(
@@ -162,7 +162,7 @@ def _part_of_word(text: str, begin: int, end: int, target: str, place: tuple[int
 
 def _with_signs(inner: str, target: str, begin: int, end: int) -> tuple[int, int]:
     """Widen a place in a translation by the signs that are at the edges of both texts."""
-    words = [match.span() for match in _WORD.finditer(inner)] or [(0, len(inner))]  # a sign inside of a word
+    words = [match.span() for match in WORD.finditer(inner)] or [(0, len(inner))]  # a sign inside of a word
     ahead, behind = inner[: words[0][0]], inner[words[-1][1] :]
     if target[:begin].endswith(ahead):
         begin -= len(ahead)
@@ -171,7 +171,6 @@ def _with_signs(inner: str, target: str, begin: int, end: int) -> tuple[int, int
     return begin, end
 
 
-_WORD = re.compile(r"\w(?:[\w'\u2019.-]*\w)?")
 _EDGES = " \t\n.,;:!?\"'«»“”„()[]。、\uff0c\uff01\uff1f"
 
 

@@ -18,6 +18,7 @@ from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
 from tightbeam.deploy.inputs.files.document import read_content, terms_of
 from tightbeam.deploy.inputs.open_input import OpenInput
+from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.inputs.result import InputResult
 from tightbeam.deploy.inputs.run import finished, run_inputs
 from tightbeam.deploy.model.model import Model
@@ -28,6 +29,7 @@ __all__ = [
     "TranslatedDocument",
     "glossary_of",
     "read_document",
+    "translation_of",
 ]
 
 READ = 1 << 14
@@ -48,6 +50,29 @@ class TranslatedDocument:
 
     data: bytes
     reports: list[str]
+
+
+def translation_of(
+    piece: Piece,
+    found: InputResult | Output,
+    encode: Callable[[str], Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+) -> Translation:
+    """Return the translation of a piece, with its alignment if the model gave attention.
+
+    Parameters
+    ----------
+    piece
+    found
+        The model's result for it.
+    encode, decode
+        The model's tokenizer.
+    """
+    text = (found.texts or [""])[0]
+    if not found.attentions:
+        return Translation(text)
+    tokens = encode(piece.text), found.sequences[0]
+    return Translation(text, token_alignment(decode, piece.text, *tokens, found.attentions[0]))
 
 
 def read_document(name: str) -> bytes:
@@ -135,20 +160,17 @@ class DocumentRunner:
             return False
 
     def _results(self, pieces: Sequence[Piece], settings: Mapping[str, Any]) -> list[Translation | ValueError]:
+        texts = self.model.text
         inputs = (self._input(piece, settings) for piece in pieces)
         found: list[Translation | ValueError] = []
+
+        def encode(text: str) -> list[int]:
+            return texts.encode(text, **settings)[0]
+
         for piece, done in zip(pieces, finished(run_inputs(self.model, inputs, max_rows=self._max_rows)), strict=True):
             self.on_piece(done.result)
-            found.append(done.failure or self._translation(piece, done.result, settings))
+            found.append(done.failure or translation_of(piece, done.result, encode, texts.decode))
         return found
-
-    def _translation(self, piece: Piece, result: InputResult, settings: Mapping[str, Any]) -> Translation:
-        text = (result.texts or [""])[0]
-        if not result.attentions:
-            return Translation(text)
-        source, _ = self.model.text.encode(piece.text, **settings)
-        tokens = source, result.sequences[0]
-        return Translation(text, token_alignment(self.model.text.decode, piece.text, *tokens, result.attentions[0]))
 
     def _input(self, piece: Piece, settings: Mapping[str, Any]) -> OpenInput:
         result = InputResult(next(self._numbers))

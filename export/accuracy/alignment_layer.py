@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tightbeam.deploy.bundle.manifest import TRANSLATORS, AlignmentEntry
+from tightbeam.deploy.bundle.manifest import AlignmentEntry, is_translator
 from tightbeam.export.accuracy.activations import AttentionActivations, decoder_activations
 from tightbeam.export.accuracy.reference import TextSamples, greedy, samples_of
 from tightbeam.export.checkpoint.alignment import alignment_of
@@ -91,11 +91,11 @@ def _translates(checkpoint: Checkpoint) -> bool:
     family, sizes = checkpoint.family, checkpoint.sizes
     if family.is_speech or family.reads_images or sizes.one_softmax or sizes.G != sizes.H:
         return False
-    return family.model_type in TRANSLATORS or bool(checkpoint.generation_config.get("lang_to_id"))
+    return is_translator(family.model_type, checkpoint.generation_config)
 
 
 def _drops(checkpoint: Checkpoint, sample: TextSamples, target: list[int]) -> Tensor:
-    """What each new token's log-probability loses without each source token [T - 1, N]."""
+    """The log-probability that each new token loses without each source token [T - 1, N]."""
     (row,) = sample.rows
     N = len(row)
     mask = torch.ones(N + 1, N, dtype=torch.long)

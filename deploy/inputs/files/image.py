@@ -24,7 +24,7 @@ Image = npt.NDArray[np.uint8]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp")
 EXPECTED = "expected a PNG, JPEG, TIFF, WebP or BMP file"
 TURNS = (None, None, 0, 3, 1, 5, 4, 6, 2)
-"""What undoes each of Exif's orientations, as pillow numbers it."""
+"""The transposition that undoes each of Exif's orientations, as pillow numbers it."""
 
 
 def is_image(path: str) -> bool:

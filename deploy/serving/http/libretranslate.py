@@ -17,7 +17,6 @@ import langcodes
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from tightbeam.deploy.documents.alignment import token_alignment
 from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, Term, glossary_of_pairs, read_glossary
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document, NewText
@@ -26,6 +25,7 @@ from tightbeam.deploy.errors import InputError
 from tightbeam.deploy.generation.fields import ATTENTION
 from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
 from tightbeam.deploy.generation.translation import AUTO
+from tightbeam.deploy.inputs.documents import translation_of
 from tightbeam.deploy.inputs.output import Output
 from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
 from tightbeam.deploy.serving.http.generate import body_fields
@@ -318,16 +318,10 @@ def _rows_together(model: ServedModel, pieces: Sequence[Piece]) -> int:
 
 async def _aligned(model: ServedModel, pieces: Sequence[Piece], outputs: Sequence[Output]) -> list[Translation]:
     """Return the translations of pieces, with the alignments of those that have any."""
-    each = list(zip(pieces, outputs, strict=True))
-    return await asyncio.to_thread(lambda: [_translation_of(model, piece, output) for piece, output in each])
-
-
-def _translation_of(model: ServedModel, piece: Piece, output: Output) -> Translation:
-    text, codec = (output.texts or [""])[0], model.codec
-    if not output.attentions or codec is None:
-        return Translation(text)
-    tokens = codec.encode(piece.text), output.sequences[0]
-    return Translation(text, token_alignment(codec.decode, piece.text, *tokens, output.attentions[0]))
+    codec, each = model.codec, list(zip(pieces, outputs, strict=True))
+    assert codec is not None  # the worker of a model without a tokenizer refuses texts
+    encode, decode = codec.encode, codec.decode
+    return await asyncio.to_thread(lambda: [translation_of(*pair, encode, decode) for pair in each])
 
 
 async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> Translation | ValueError:

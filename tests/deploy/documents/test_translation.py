@@ -178,7 +178,7 @@ def test_forced_words_have_no_alignment() -> None:
     assert drive(translation([passage], how), run).texts[0].text == "Das Haus ist rot."
     assert [(piece.text, piece.aligned, bool(piece.forced)) for piece in asked] == [
         ("The house is red.", True, False),
-        ("red", False, False),  # to look for where there is no alignment
+        ("red", False, False),  # a sentence with forced words has no alignment, and needs the translation of this text
         ("The house is red.", False, True),
     ]
 

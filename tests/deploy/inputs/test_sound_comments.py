@@ -50,7 +50,7 @@ def read(data: bytes) -> Array:
 
 @pytest.mark.parametrize("name", FILES)
 def test_comments_change_no_sample(name: str) -> None:
-    """Of Ogg they are in several pages."""
+    """Comments of an Ogg file fill several pages."""
     np.testing.assert_array_equal(read(commented(name, 100, 2000)), read(commented(name, 0)))
 
 
