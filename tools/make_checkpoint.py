@@ -18,6 +18,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -28,10 +30,11 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-BART, LLAMA, MARIAN, T5, WHISPER = "bart", "llama", "marian", "t5", "whisper"
+BART, LLAMA, M2M100, MARIAN, T5, WHISPER = "bart", "llama", "m2m_100", "marian", "t5", "whisper"
 CLASSES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     BART: (BartConfig, BartForConditionalGeneration),
     LLAMA: (LlamaConfig, LlamaForCausalLM),
+    M2M100: (M2M100Config, M2M100ForConditionalGeneration),
     MARIAN: (MarianConfig, MarianMTModel),
     T5: (T5Config, T5ForConditionalGeneration),
     WHISPER: (WhisperConfig, WhisperForConditionalGeneration),
@@ -58,6 +61,7 @@ SHAPES = {
     "bart-large-cnn": Shape(1024, (12, 12), 16, 4096, 50264),
     "distilbart-cnn-12-6": Shape(1024, (12, 6), 16, 4096, 50264),
     "marian-base": Shape(512, (6, 6), 8, 2048, 58101, MARIAN),
+    "nllb-600m": Shape(1024, (12, 12), 16, 4096, 256206, M2M100),
     "smollm2-135m": Shape(576, (0, 30), 9, 1536, 49152, LLAMA, key_heads=3),
     "t5-small": Shape(512, (6, 6), 8, 2048, 32128, T5),
     "t5-base": Shape(768, (12, 12), 12, 3072, 32128, T5),
@@ -74,6 +78,7 @@ TOKENS: dict[str, dict[str, int]] = {
         **{"decoder_start_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2},
     },
     LLAMA: {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+    M2M100: {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
     MARIAN: {
         **{"pad_token_id": MARIAN_PAD, "decoder_start_token_id": MARIAN_PAD},
         **{"eos_token_id": 0, "forced_eos_token_id": 0},
@@ -88,6 +93,7 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
         **{"max_position_embeddings": 8192, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5},
         **{"initializer_range": 0.041666666666666664, "tie_word_embeddings": True},
     },
+    M2M100: {"max_position_embeddings": 1024, "activation_function": "relu", "scale_embedding": True},
     MARIAN: {"max_position_embeddings": 512, "activation_function": "swish", "scale_embedding": True},
     T5: {"n_positions": 512},
     WHISPER: {"activation_function": "gelu"},
@@ -99,6 +105,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         **{"min_length": 56, "max_length": 142},
     },
     LLAMA: {**TOKENS[LLAMA], "max_length": 2048},
+    M2M100: {**TOKENS[M2M100], "num_beams": 4, "max_length": 200},
     MARIAN: {
         **TOKENS[MARIAN],
         **{"bos_token_id": 0, "bad_words_ids": [[MARIAN_PAD]], "num_beams": 4, "max_length": 512},
@@ -111,7 +118,7 @@ GENERATION: dict[str, dict[str, Any]] = {
         "max_length": 448,
     },
 }
-"""The generation configs of bart-large-cnn, SmolLM2, an OPUS-MT translator, T5, and whisper-small in English."""
+"""The generation configs of bart-large-cnn, SmolLM2, NLLB, an OPUS-MT translator, T5, and whisper-small in English."""
 WHISPER_VOCABULARY = 51865
 """Tokens of Whisper before large-v3, whose further language moves the numbers of tasks and timestamps."""
 

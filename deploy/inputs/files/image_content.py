@@ -22,8 +22,9 @@ MOST_HEADER_BYTES = 1 << 16
 """Bytes of all segments of a JPEG before its first scan, metadata aside."""
 MOST_CHUNK_BYTES = 1 << 10
 """Bytes of a chunk of a PNG that has neither pixels nor metadata. A palette of 256 colours has 768."""
-MOST_SCANS = 100
-"""Scans of a JPEG. Each passes over all pixels, and may have a few bytes."""
+MOST_SCANS, MOST_SCANNED = 100, 1 << 29
+"""Scans of a JPEG, and their pixels in all. Each passes over the picture, and may have a few bytes; encoders write ten
+or so."""
 MOST_TAGS, MOST_VALUES, MOST_TABLE, MOST_STRIPS = 256, 64, 1 << 16, 1 << 14
 """Tags of a page of a TIFF; values of a tag, of a colour map or JPEG's tables, and of places of strips or tiles."""
 MOST_RUNS = 1 << 19
@@ -164,7 +165,7 @@ def _jpeg(data: bytes) -> ImageContent:
     """Keep tables, the frame, the marks by which colours are told, and all from the first scan on."""
     view = memoryview(data)
     kept, exif, xmp = [view[:2]], None, None
-    frame, components, at = 0, 0, 2
+    frame, components, pixels, at = 0, 0, 0, 2
     for _ in range(MOST_PARTS):
         at = data.find(b"\xff", at)
         if at < 0:
@@ -180,12 +181,15 @@ def _jpeg(data: bytes) -> ImageContent:
             if frame in PROGRESSIVE or segment[:1] < bytes([components]):  # further scans may follow, up to the end
                 ending = data.find(b"\xff\xd9", end)
                 whole = whole if ending < 0 else ending + 2
-                if data.count(b"\xff\xda", at, whole) > MOST_SCANS:
-                    raise ValueError(f"it has more than {MOST_SCANS} scans")
+                scans = data.count(b"\xff\xda", at, whole)
+                if scans > MOST_SCANS or scans * pixels > MOST_SCANNED:
+                    at_most = f"{MOST_SCANS} scans and {MOST_SCANNED:,} pixels of all scans"
+                    raise ValueError(f"it has {scans} scans of {pixels:,} pixels, expected {at_most} at most")
             kept.append(view[at:whole])
             break
         if marker in FRAMES:
-            frame, components = marker, segment[5] if len(segment) > 5 else 0
+            height, width, components = struct.unpack_from(">xHHB", segment)
+            frame, pixels = marker, height * width
         if marker in FRAMES or marker in TABLES or segment.startswith((b"JFIF\0", b"Adobe")):
             kept.append(view[at:end])
         elif marker == 0xE1 and segment.startswith(EXIF):

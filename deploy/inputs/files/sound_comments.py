@@ -1,7 +1,8 @@
 """A bound on the comments of a sound file: FFmpeg compares each with all before it, minutes for a file of 1 MB.
 
-Comments of FLAC, Ogg and Matroska are counted before FFmpeg reads them, since it reads all of them at once. In other
-formats it reads further bytes in between, and is stopped there.
+Comments of FLAC, Ogg and Matroska are counted before FFmpeg reads them, since it reads all of them at once. ID3 tags
+and the comments of WAV and AIFF are hidden from it. In other formats it reads further bytes in between, and is stopped
+there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from itertools import islice
+from typing import Literal
 
 __all__ = ["MOST_COMMENTS", "without_comments"]
 
@@ -28,16 +30,20 @@ PACKET = re.compile(rb"\xff*[^\xff]|\xff+")
 SIMPLE_TAG = b"\x67\xc8"
 """The beginning of a comment in a Matroska file; sound has these bytes once in 65,536."""
 COMMENTS, LAST_BLOCK = 4, 0x80
+MOST_CHUNKS = 1 << 14
+"""Chunks of a WAV or AIFF file that are searched for comments."""
 
 
 def without_comments(data: bytes) -> bytes:
-    """Return a file without the ID3 tags that may stand before any format.
+    """Return a file without the ID3 tags that may stand before any format, and without the comments of WAV and AIFF.
 
     Raises ValueError for more than ``MOST_COMMENTS`` of the format's own, or an Ogg file of too many pages.
     """
     while data.startswith(b"ID3") and len(data) >= 10:
         size = sum((byte & 127) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=True))
         data = data[10 + size + (10 if data[5] & 0x10 else 0) :]
+    if data[8:12] in (b"WAVE", b"AIFF", b"AIFC"):
+        return _without_comment_chunks(data)
     if data.startswith(b"OggS"):
         count = sum(max(_count([packet[begin:]]) for begin in BEGINNINGS) for packet in _long_packets(data))
     elif data.startswith(b"fLaC"):
@@ -51,6 +57,25 @@ def without_comments(data: bytes) -> bytes:
     if count > MOST_COMMENTS:
         raise ValueError(f"it has more than {MOST_COMMENTS:,} comments")
     return data
+
+
+def _without_comment_chunks(data: bytes) -> bytes:
+    """Give the chunks of comments a name that no reader knows."""
+    order: Literal["little", "big"] = "big" if data.startswith(b"FORM") else "little"
+    at, found = 12, list[int]()
+    for _ in range(MOST_CHUNKS):
+        if at + 8 > len(data):
+            break
+        if data[at : at + 4] in (b"ID3 ", b"id3 ", b"LIST"):
+            found.append(at)
+        length = int.from_bytes(data[at + 4 : at + 8], order)
+        at += 8 + length + length % 2
+    if not found:
+        return data
+    hidden = bytearray(data)
+    for at in found:
+        hidden[at : at + 4] = b"JUNK"
+    return bytes(hidden)
 
 
 def _flac_comments(data: bytes, begin: int) -> Iterator[bytes]:

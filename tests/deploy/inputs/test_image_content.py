@@ -120,8 +120,13 @@ def test_metadata_is_left_packed(name: str) -> None:
         np.testing.assert_array_equal(found, np.repeat(COLOURS[..., None], 3, axis=2))
 
 
-SCANS = saved("JPEG", pillow.new("L", (2000, 2000)), progressive=True)
-LAST = SCANS.rindex(b"\xff\xda")
+def scanned(size: int, further: int) -> bytes:
+    """A progressive JPEG of size x size pixels, with its last scan again and again."""
+    data = saved("JPEG", pillow.new("L", (size, size)), progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * further + data[-2:]
+
+
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "chunks": (lambda: png(chunk(b"abCd") * 200_000), "it has more than 16,384 chunks"),
     "chunks behind pixels": (lambda: png(after=chunk(b"abCd") * 200_000), "it has more than 16,384 chunks"),
@@ -131,7 +136,8 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "bytes between segments": (lambda: jpeg(b"\xff" * MIB), "it has more than 16,384 segments"),
     "tables": (lambda: jpeg(segment(0xDB, bytes(65_000)) * 100), "its header has 6,500,"),
     "frames": (lambda: jpeg(segment(0xC0, b"\x08\0\3\0\4\1" + bytes(60_000)) * 100), "its header has 6,001,"),
-    "scans": (lambda: SCANS[:-2] + SCANS[LAST:-2] * 300 + SCANS[-2:], "it has more than 100 scans"),
+    "scans": (lambda: scanned(2000, 300), "it has 306 scans of 4,000,000 pixels"),
+    "scans of many pixels": (lambda: scanned(5000, 20), "it has 26 scans of 25,000,000 pixels"),
     "chunks of a WebP": (lambda: webp(before=riff(b"abcd", b"") * (4 * MIB)), "it has more than 16,384 chunks"),
     "pictures of a WebP": (
         lambda: webp(riff(b"ANMF", bytes(16) + riff(b"abcd", b"") * 100_000) * 40, flags=2),

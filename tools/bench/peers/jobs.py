@@ -25,7 +25,7 @@ TEXT, SPEECH, RECORDING = "text", "speech", "recording"
 DEMO = "demo"
 DEMO_CHECKPOINT = Path("export/demo")
 SOURCES = {
-    **{"bart-base": 512, "bart-large-cnn": 512, "distilbart-cnn-12-6": 512, "marian-base": 128},
+    **{"bart-base": 512, "bart-large-cnn": 512, "distilbart-cnn-12-6": 512, "marian-base": 128, "nllb-600m": 32},
     **{"whisper-tiny": 0, "whisper-base": 0, "whisper-small": 0, "whisper-large-v3-turbo": 0},
 }
 """Source tokens of a sample; a speech model takes a window of features instead."""

@@ -13,7 +13,10 @@ from typing import Any
 
 PACKAGES = ("ctranslate2",)
 IMPORTS = ()
-LOADERS = {"bart": "BartLoader", "llama": "LlamaLoader", "marian": "MarianMTLoader", "whisper": "WhisperLoader"}
+LOADERS = {
+    **{"bart": "BartLoader", "m2m_100": "M2M100Loader", "marian": "MarianMTLoader"},
+    **{"llama": "LlamaLoader", "whisper": "WhisperLoader"},
+}
 WHISPER_TOKENS = {"bos_token_id": "<|endoftext|>", "decoder_start_token_id": "<|startoftranscript|>"}
 LAST_WHISPER_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 """The last tokens before the timestamps."""
@@ -45,7 +48,7 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
         spec.register_target_vocabulary(tokens)
         spec.config.bos_token = str(model.generation_config.bos_token_id)
         spec.config.eos_token = str(model.generation_config.eos_token_id)
-        start = model.generation_config.decoder_start_token_id if family == "bart" else model.config.eos_token_id
+        start = model.config.eos_token_id if family == "marian" else model.generation_config.decoder_start_token_id
         spec.config.decoder_start_token = str(start)  # Marian's start has an embedding of zeros, whatever its name
         spec.config.unk_token = str(UNKNOWN)
     spec.validate()
