@@ -71,6 +71,35 @@ def one_trace() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_reference() -> Iterator[None]:
+    """Exports of one checkpoint, and of later runs of the tests, share what torch generates for them."""
+    from support.references.kept import kept_reference
+    from tightbeam.export import pipeline as exporter
+
+    with patch.object(exporter, "make_reference", kept_reference):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process() -> Iterator[None]:
+    """Exports run what they have made in this process, but for the tests with the fixture ``own_processes``."""
+    from support.one_process import commands_of_exports
+
+    with commands_of_exports():
+        yield
+
+
+@pytest.fixture
+def own_processes() -> Iterator[None]:
+    """Exports run what they have made in processes of their own, without torch, as a user's do."""
+    from support.one_process import commands_of_exports
+    from tightbeam.export.accuracy.counted_process import run_counted
+
+    with commands_of_exports(run_counted):
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointCache:
     """`checkpoints(family, seed=0, tokenizer=False, **config)` -> folder, shared; `checkpoints.copy(folder, ...)`."""

@@ -31,6 +31,7 @@ from tightbeam.export.progress import STEPS
 from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, rewrite
 
 
+@pytest.mark.usefixtures("own_processes")
 def test_export_model_returns_a_checked_bundle(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     checkpoint = checkpoints("bart", tokenizer=True)
     steps: list[str] = []
@@ -109,6 +110,7 @@ def test_a_tie_is_counted_not_refused(checkpoints: CheckpointCache) -> None:
     assert parity.is_tie(found, expected, {"tokens": own.sequences[0], "score": -99.0}, 0)
 
 
+@pytest.mark.usefixtures("own_processes")
 def test_an_unsupported_setting_fails_the_export_by_name(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     checkpoint = checkpoints("bart", generation={"encoder_repetition_penalty": 1.5})
     with pytest.raises(ExportError, match=r"encoder_repetition_penalty=1\.5"):

@@ -176,6 +176,7 @@ def test_bundle_is_half_as_large(folders: Folders, half: Half, tmp_path: Path) -
     assert used == [plan_bytes(plan, sizes, RunSize(B=3, M=2, N=9, T=4, itemsize=itemsize)) for itemsize in (2, 4)]
 
 
+@pytest.mark.usefixtures("own_processes")
 def test_export_reports_its_error_and_differing_tokens(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

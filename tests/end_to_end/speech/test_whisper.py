@@ -21,6 +21,8 @@ from support.bundles.cache import BundleCache, with_generation
 from support.checkpoints.edits import edit_json, refusal
 from support.checkpoints.families import WHISPER_GENERATION, CheckpointCache
 from support.inputs import read_features, run_windows, transcribe
+from support.references.expected import Expected
+from support.references.kept import kept
 from support.slow_cases import slow_unless
 from support.tolerance import allowed, assert_runs_close, error
 from tightbeam.deploy import Runner
@@ -59,20 +61,31 @@ def generate(model: Any, features: torch.Tensor, settings: dict[str, Any]) -> An
         return model.generate(features, return_dict_in_generate=True, output_scores=True, **settings)
 
 
+def expected_of(model: Any, features: torch.Tensor, settings: dict[str, Any]) -> Expected:
+    def make() -> Expected:
+        found = generate(model, features, settings)
+        if "sequences_scores" not in found:
+            return Expected(found.sequences.numpy(), None, None)
+        try:
+            exact = generate(model.double(), features.double(), settings)
+        finally:
+            model.float()
+        return Expected(found.sequences.numpy(), found.sequences_scores.numpy(), exact.sequences_scores.numpy())
+
+    return kept(make, model, "windows", features.numpy(), settings)
+
+
 def expect_equal(runner: Runner, checkpoint: Checkpoint, settings: tuple[dict[str, Any], ...]) -> None:
     scores = []
     for index, own in enumerate(settings):
         waveforms = [chirp(1.0), chirp(0.4, high_hz=900), chirp(0.7, low_hz=2000 - 300 * index, high_hz=100)]
         features = extract(checkpoint, [wave * (1 - 0.1 * index) for wave in waveforms])
-        expected = generate(checkpoint.model, features, own)
+        expected = expected_of(checkpoint.model, features, own)
         found = runner.generate_from_features(features.numpy(), **own)
-        np.testing.assert_array_equal(found.sequences, expected.sequences.numpy(), err_msg=str(own))
+        np.testing.assert_array_equal(found.sequences, expected.sequences, err_msg=str(own))
+        assert (found.scores is None) == (expected.scores is None)
         if found.scores is not None:
-            try:
-                exact = generate(checkpoint.model.double(), features.double(), own)
-            finally:
-                checkpoint.model.float()
-            scores.append((found.scores, exact.sequences_scores.numpy(), expected.sequences_scores.numpy()))
+            scores.append((found.scores, expected.exact, expected.scores))
     if scores:
         assert_runs_close(scores)
 
@@ -270,6 +283,7 @@ def test_unreadable_audio_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         read_audio(str(tmp_path / "slow.wav"), RATE_HZ)
 
 
+@pytest.mark.usefixtures("own_processes")
 def test_export_and_transcribe(checkpoints: CheckpointCache, tmp_path: Path) -> None:
     """Compare an export with torch on audio that goes through a file, the command and our own features; the prompt of
     language and task takes positions of the few that there are."""

@@ -17,6 +17,7 @@ from support.bundles.cache import BundleCache
 from support.checkpoints.families import WHISPER_GENERATION
 from support.checkpoints.timestamps import generate, with_timestamps
 from support.loud_speech import Loud
+from support.references.kept import kept
 from support.serving.triton_requests import run
 from support.slow_cases import slow_unless
 from support.tolerance import allowed, error
@@ -73,14 +74,18 @@ def extracted(bundles: BundleCache, wave: Array) -> torch.Tensor:
 
 
 def expected(bundles: BundleCache, model: Any, wave: Array, settings: dict[str, Any]) -> tuple[list[int], list[Any]]:
-    """Tokens and segments of transformers for one recording."""
+    """Tokens, and start and end of each segment in seconds, of transformers for one recording."""
     features, own = extracted(bundles, wave), dict(settings)
     if "prompt_ids" in own:
         own["prompt_ids"] = torch.tensor(own["prompt_ids"])
     if "logprob_threshold" in own:
         own["temperature"] = 0.0  # what None means; transformers compares it with 0
-    found = generate(model, features, return_timestamps=True, return_segments=True, **own)
-    return found["sequences"][0].tolist(), found["segments"][0]
+
+    def make() -> tuple[list[int], list[Any]]:
+        found = generate(model, features, return_timestamps=True, return_segments=True, **own)
+        return found["sequences"][0].tolist(), [(float(s["start"]), float(s["end"])) for s in found["segments"][0]]
+
+    return kept(make, model, "recording", features.numpy(), settings)
 
 
 def expect_equal(bundles: BundleCache, model: Any, runner: Runner, waves: list[Array], settings: dict[str, Any]) -> int:
@@ -90,7 +95,7 @@ def expect_equal(bundles: BundleCache, model: Any, runner: Runner, waves: list[A
         tokens, spans = expected(bundles, model, wave, settings)
         assert [token for segment in segments for token in segment.tokens] == tokens, settings
         found = [(segment.start_s, segment.end_s) for segment in segments]
-        np.testing.assert_allclose(found, [(float(s["start"]), float(s["end"])) for s in spans], atol=1e-9)
+        np.testing.assert_allclose(found, spans, atol=1e-9)
         count += len(segments)
     return count
 

@@ -1,4 +1,4 @@
-"""Outputs of ``model.generate``, made once for each model, source and settings."""
+"""Outputs of ``model.generate``, made once for each model, source and settings, for later runs too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from support.references.kept import kept
 from support.tolerance import assert_runs_close
 from tightbeam.deploy import Runner
 from tightbeam.export.accuracy.float64 import exact_softmax
@@ -53,17 +54,21 @@ def expected_of(model: Any, ids: Array, mask: Array, settings: dict[str, Any], g
     defaults = model.generation_config.to_json_string(ignore_metadata=True)
     key = json.dumps([ids.tolist(), mask.tolist(), settings, global_tokens, defaults])
     if key not in made:
-        found = generate(model, ids, mask, settings, global_tokens)
-        scores: tuple[Array, Array] | tuple[None, None] = (None, None)
-        if "sequences_scores" in found:
-            try:
-                exact = generate(model.double(), ids, mask, settings, global_tokens)
-            finally:
-                model.float()
-            assert torch.equal(exact.sequences, found.sequences), f"tokens that hang on rounding: {settings}"
-            scores = found.sequences_scores.numpy(), exact.sequences_scores.numpy()
-        made[key] = Expected(found.sequences.numpy(), *scores)
+        made[key] = kept(lambda: _make(model, ids, mask, settings, global_tokens), model, "expected", key)
     return made[key]
+
+
+def _make(model: Any, ids: Array, mask: Array, settings: dict[str, Any], global_tokens: int) -> Expected:
+    found = generate(model, ids, mask, settings, global_tokens)
+    scores: tuple[Array, Array] | tuple[None, None] = (None, None)
+    if "sequences_scores" in found:
+        try:
+            exact = generate(model.double(), ids, mask, settings, global_tokens)
+        finally:
+            model.float()
+        assert torch.equal(exact.sequences, found.sequences), f"tokens that hang on rounding: {settings}"
+        scores = found.sequences_scores.numpy(), exact.sequences_scores.numpy()
+    return Expected(found.sequences.numpy(), *scores)
 
 
 def expect_equal(runner: Runner, model: Any, runs: Iterable[Run]) -> None:
