@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -111,6 +110,8 @@ class AsyncTextStream(AsyncIterator[str]):
     async def __anext__(self) -> str:
         if self._awaited:
             raise InputError("two tasks read one stream at a time; give each task a stream of its own")
+        import asyncio  # by then it is: with its SSL it takes a twentieth of the start of a command, which has no tasks
+
         self._awaited = True
         try:
             piece = await asyncio.get_running_loop().run_in_executor(None, next, self._stream, None)
