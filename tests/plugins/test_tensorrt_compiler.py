@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.bundles import traces
 from support.operators.cases import FOLDERS, GPU_MODULES
 from support.operators.cuda_host import kernels
 from tightbeam.plugins.tensorrt import compiler
@@ -81,7 +82,9 @@ def test_every_operator_has_kernels_in_every_type() -> None:
             assert any(f"<{kind}" in name for name in names), (operator, kind)
 
 
-def test_every_template_compiles() -> None:
+def test_every_template_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the same sources: NVRTC takes a second for a kernel."""
+    monkeypatch.setenv(CACHE, str(traces._folder()))
     chosen = one_of_each_template()
     assert len(chosen) >= 12
     for operator, name in chosen:

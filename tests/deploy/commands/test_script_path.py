@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.slow_cases import slow_unless
+
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 NAMES = sorted(
@@ -40,7 +42,13 @@ def packages(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("how", ["elsewhere", "in_deploy", "safe_path", "symlink", "through_a_linked_folder"])
+@pytest.mark.parametrize(
+    ("how",),
+    slow_unless(
+        [(how,) for how in ("elsewhere", "in_deploy", "safe_path", "symlink", "through_a_linked_folder")],
+        lambda how: how in ("in_deploy", "safe_path", "through_a_linked_folder"),
+    ),
+)
 def test_folders_of_deploy_hide_no_package(packages: Path, how: str) -> None:
     (packages / "run.py").symlink_to(DEPLOY / "runner.py")
     (packages / "linked").symlink_to(DEPLOY)

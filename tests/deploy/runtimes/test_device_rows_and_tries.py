@@ -37,9 +37,14 @@ DEVICES: dict[str, Callable[[Path], Made]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("variant", ["dedup", "baseline"])
-def test_whole_batches(bundles: BundleCache, device: str, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "device"),
+    slow_unless(
+        itertools.product(("dedup", "baseline"), DEVICES),
+        lambda variant, device: (variant == "dedup") == (device == "onnxruntime"),
+    ),
+)
+def test_whole_batches(bundles: BundleCache, variant: str, device: str) -> None:
     """One after the other on one runtime; samples end at different steps."""
     path = bundles(variant, "bart")
     made, cpu = DEVICES[device](path), Runner.load(path, threads=1)

@@ -34,8 +34,17 @@ def test_every_variant(bundles: BundleCache, variant: str, device: str) -> None:
     expect_nothing_left(cuda)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("family", "variant"), [("t5", "dedup"), ("t5", "xcache"), ("prophetnet", "dedup")])
+@pytest.mark.parametrize(
+    ("family", "variant", "device"),
+    slow_unless(
+        [
+            (*each, device)
+            for each in (("t5", "dedup"), ("t5", "xcache"), ("prophetnet", "dedup"))
+            for device in DEVICES
+        ],
+        lambda family, variant, device: (variant == "xcache") == (device != "tensorrt"),
+    ),
+)
 def test_other_families(bundles: BundleCache, family: str, variant: str, device: str) -> None:
     path = bundles(variant, family)
     made, expected = DEVICES[device](path), Runner.load(path, threads=1)

@@ -58,7 +58,7 @@ def blocks_after(rows):
         runner.model.runtime.release_buffers()
     return held, library.mallinfo2().hblkhd
 _, small = blocks_after(1)
-held, released = blocks_after(3000)
+held, released = blocks_after(1000)
 print(held - small, released - small)
 """
 """Prints the bytes of large blocks after a large batch of two models, before and after the buffers are released."""

@@ -58,7 +58,7 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
     expect_same_result(*(r.generate_from_features(features, **own) for r in (made.runner, expected)), own)
 
 
-@pytest.mark.parametrize("variant", ["baseline", "el", "slim"])
+@pytest.mark.parametrize("variant", ["baseline", pytest.param("el", marks=pytest.mark.slow), "slim"])
 def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
     made, expected = in_memory(path), Runner.load(path, threads=1)

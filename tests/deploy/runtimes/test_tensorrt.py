@@ -24,6 +24,7 @@ from support.references.generate_runs import batch
 from support.runtimes.comparison import Array, expect_same, expect_same_result, runs_of
 from support.runtimes.cuda_in_memory import Work, expect_nothing_left, in_whole_batches
 from support.runtimes.tensorrt_in_memory import LIMITS, InMemory, engine_entry, in_memory
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Bundle, BundleError, InputError, Runner
 from tightbeam.deploy.bundle.manifest import TensorEntry
 from tightbeam.deploy.errors import EngineFileError
@@ -35,7 +36,8 @@ from tightbeam.plugins.tensorrt.errors import TensorRTError
 @pytest.mark.parametrize(
     ("family", "variant"),
     [
-        *(("gpt2", variant) for variant in ("baseline", "dedup", "el", "kcache")),
+        *(("gpt2", variant) for variant in ("baseline", "el", "kcache")),
+        pytest.param("gpt2", "dedup", marks=pytest.mark.slow),
         *(("llama", "dedup"), ("gemma2", "dedup"), ("bloom", "slim")),
     ],
 )
@@ -72,7 +74,9 @@ def test_audio(bundles: BundleCache, variant: str) -> None:
         expect_same_result(*(runner.generate_from_features(features, **own) for runner in runners), own)
 
 
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize(
+    ("variant",), slow_unless([(name,) for name in PRESETS], lambda name: name in ("baseline", "dedup", "hybrid"))
+)
 def test_compaction(bundles: BundleCache, variant: str) -> None:
     path = bundles(variant, "bart")
     made, expected = in_whole_batches(in_memory(path)), Runner.load(path, threads=1)

@@ -22,6 +22,7 @@ from transformers import BartConfig, BartForConditionalGeneration, GenerationCon
 from transformers.generation.logits_process import EncoderNoRepeatNGramLogitsProcessor
 
 from support.options import resolve_options
+from support.references.kept import kept
 from support.searches.driver import search
 from support.slow_cases import slow_unless
 from tightbeam.deploy.generation.options import GenerationOptions
@@ -162,24 +163,29 @@ def check(
     prompt = {"decoder_input_ids": torch.tensor([[START, *after_start]] * size)} if after_start else {}
     model, (ids, mask) = tiny_bart(eos), batch(size)
     defaults = {**BASE, **(defaults or {})}
+
+    def generated() -> tuple[np.ndarray, np.ndarray | None]:
+        found = model.generate(
+            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides, **prompt
+        )
+        return found.sequences.numpy(), found.sequences_scores.numpy() if "sequences_scores" in found else None
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns of lengths that do not fit together, then generates
         model.generation_config = GenerationConfig(**defaults)
-        expected = model.generate(
-            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **overrides, **prompt
-        )
+        sequences, scores = kept(generated, model, "search", size, overrides, after_start, torch.topk.__qualname__)
     options = resolve_options(
         defaults, overrides, vocab_size=VOCABULARY, max_positions=POSITIONS, after_start=after_start
     )
     result = search(ReferenceStep(model, size, options), options, size, sources=ids.numpy())
-    np.testing.assert_array_equal(result.sequences, expected.sequences.numpy())
+    np.testing.assert_array_equal(result.sequences, sequences)
     assert result.sequences.dtype == np.int64
     if options.num_beams == 1:
         assert result.scores is None
     else:
-        assert result.scores is not None
+        assert result.scores is not None and scores is not None
         assert result.scores.dtype == np.float32
-        np.testing.assert_allclose(result.scores, expected.sequences_scores.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result.scores, scores, rtol=1e-5, atol=1e-5)
     return result.sequences
 
 

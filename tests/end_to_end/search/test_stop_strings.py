@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from support.bundles.cache import BundleCache
 from support.commands import Command, caller
+from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
 from tightbeam.deploy.serving.worker.requests import _settings
@@ -66,7 +68,13 @@ def case(bundles: BundleCache, request: pytest.FixtureRequest) -> Iterator[Case]
     yield Case(bundles, request.param)
 
 
-@pytest.mark.parametrize("search", range(len(LIKE_TRANSFORMERS)))
+def in_turn(searches: int) -> list[Any]:
+    """Families and searches; ``make test`` has one family for each search."""
+    cases = itertools.product(("bart", "gpt2"), range(searches))
+    return slow_unless(cases, lambda family, search: family == ("bart", "gpt2")[search % 2])
+
+
+@pytest.mark.parametrize(("case", "search"), in_turn(len(LIKE_TRANSFORMERS)), indirect=["case"])
 def test_tokens_are_those_of_generate(case: Case, search: int) -> None:
     draw, hits = random.Random(search), 0
     for _ in range(12):
@@ -92,7 +100,7 @@ def test_tokens_are_those_of_generate(case: Case, search: int) -> None:
     assert hits > 5
 
 
-@pytest.mark.parametrize("search", range(len(OTHERS)))
+@pytest.mark.parametrize(("case", "search"), in_turn(len(OTHERS)), indirect=["case"])
 def test_what_completes_a_text_ends_and_nothing_goes_on_behind_it(case: Case, search: int) -> None:
     draw, hits = random.Random(search), 0
     for _ in range(10):
