@@ -491,6 +491,11 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
 
     budget = export.options.divergence_budget - (export.cache_divergence or 0.0)  # independent errors add up
     widenings = within_budget(entries, readers_of(found), divergence_of, budget)
+    if (left := widenings[-1].divergence) > budget:
+        raise ExportError(
+            f"with all products in float32 the distribution of the next token moves by {left:.2g} nats, expected 0: "
+            "a graph pass is wrong; please report this with the checkpoint's config.json"
+        )
     export.products = widened(entries, widenings[-1])
     export.divergences = entries_of(widenings, entries, readers_of(found))
     if in_int4 and (refusal := why_not_int4(export.products, export.divergences, budget)):

@@ -123,7 +123,8 @@ def within_budget(
     Returns
     -------
     list of Widening
-        Every measurement in order. The last one is within the budget, unless even the widest forms are not.
+        Every measurement in order. The last one is within the budget, unless even the widest forms are not. All
+        products are float32 if predictions do not lead there.
     """
     forms = {entry.name: str(entry.kept) for entry in entries}
     tried = [Widening(dict(forms), measure(forms))]
@@ -138,7 +139,10 @@ def within_budget(
             break
         tried.append(Widening(dict(forms), measure(forms)))
         if tried[-1].divergence <= budget:
-            break
+            return tried
+    widest = dict.fromkeys(forms, "fp32")
+    if tried[-1].forms != widest:
+        tried.append(Widening(widest, measure(widest)))
     return tried
 
 

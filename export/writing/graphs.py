@@ -19,7 +19,7 @@ from tightbeam.deploy.errors import BundleError
 from tightbeam.export.writing.entries import sizes_of, states_of
 from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
-from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.model import Array, PassError
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
 from tightbeam.graph_passes.tensorrt.standard_operators import REPLACED
 from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, OPSET, VERSION, functions
@@ -44,6 +44,8 @@ def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
     ------
     OSError
         A file cannot be written.
+    PassError
+        Two constants of a graph have one name.
     """
     plan = _plan(graphs)
     write_weights(folder / WEIGHTS, plan)
@@ -62,11 +64,19 @@ def _plan(graphs: ModelGraphs) -> WeightPlan:
 
 
 def _weights(graph: gs.Graph) -> list[gs.Constant]:
-    return [
-        tensor
-        for tensor in graph.tensors().values()
-        if isinstance(tensor, gs.Constant) and tensor.values.nbytes > INLINE_BYTES
-    ]
+    """The large constants, each name once. Raises PassError for a name of two, since a file holds one of them alone."""
+    constants: dict[str, gs.Constant] = {}
+    for tensor in (tensor for node in graph.nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)):
+        first = constants.setdefault(tensor.name, tensor)
+        if first is not tensor and not _are_equal(first.values, tensor.values):
+            raise PassError(f"two constants have the name {tensor.name}; please report this with the config.json")
+    return [constant for constant in constants.values() if constant.values.nbytes > INLINE_BYTES]
+
+
+def _are_equal(first: Array, other: Array) -> bool:
+    if first is other:
+        return True
+    return first.shape == other.shape and first.dtype == other.dtype and first.tobytes() == other.tobytes()
 
 
 def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:

@@ -64,10 +64,13 @@ def move_scales(graphs: ModelGraphs, scales: Mapping[str, Array]) -> PassResult:
 
 
 class _Scaled:
-    """Scaled constants, each made once for all nodes that read the same numbers with the same scales."""
+    """Scaled constants, each made once for all nodes that read the same numbers with the same scales.
+
+    One constant may be scaled in several ways: fresh norms, for example, are all ones. Each way has a name of its own.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], tuple[Array, Array]] = {}
+        self._made: dict[tuple[object, ...], tuple[Array, str, Array]] = {}
 
     def of(self, constant: gs.Constant, factors: list[tuple[Factor, Array]]) -> gs.Constant:
         values: Array = constant.values
@@ -82,5 +85,6 @@ class _Scaled:
             scaled = values
             for axis, own in by_axis.items():
                 scaled = scaled * own.reshape([-1 if other == axis else 1 for other in range(values.ndim)])
-            self._made[key] = values, scaled
-        return gs.Constant(f"{constant.name}.{NAME}", self._made[key][1])
+            self._made[key] = values, f"{constant.name}.{NAME}_{len(self._made)}", scaled
+        _, name, scaled = self._made[key]
+        return gs.Constant(name, scaled)

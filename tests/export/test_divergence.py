@@ -142,6 +142,12 @@ def test_float32_is_the_last_resort() -> None:
     assert {form for name, form in last.forms.items() if name.startswith("decoder")} == {"fp32"}
 
 
+def test_what_no_form_changes_ends_in_float32() -> None:
+    """Predictions lead nowhere: the divergence is not of the products."""
+    last = within_budget(ENTRIES, ALONE, lambda forms: 0.5, 0.1)[-1]
+    assert last.divergence == 0.5 and set(last.forms.values()) == {"fp32"}
+
+
 def test_readers_of_one_matrix_are_float32_together() -> None:
     shared = {**ALONE, **dict.fromkeys(("decoder.3", "encoder.0"), ("decoder.3", "encoder.0"))}
     last = within_budget(ENTRIES, shared, Model(), 4e-6)[-1]

@@ -11,7 +11,7 @@ import pytest
 from support.bundles.cache import BundleCache
 from tightbeam.export.accuracy.calibration import calibration_samples
 from tightbeam.export.accuracy.calibration_run import CalibrationRun
-from tightbeam.export.writing.graphs import weight_bytes
+from tightbeam.export.writing.graphs import weight_bytes, write_graphs
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.move_scales import move_scales
@@ -65,6 +65,24 @@ def test_float32_outputs_stay_the_same_to_the_bit(
     assert weight_bytes(moved) == weight_bytes(graphs)
 
 
+def test_one_constant_is_scaled_in_several_ways(bundles: BundleCache, tmp_path: Path) -> None:
+    """The norms of a fresh model are all ones, which a graph holds once; each gets scales of its own."""
+    checkpoint = bundles.trace("m2m_100")[0]
+    graphs = variant(bundles, "m2m_100", "dedup")
+    for graph in (graphs.encoder, graphs.decoder):
+        ones = gs.Constant("ones", np.ones(graphs.sizes.D, np.float32))
+        for node in graph.nodes:
+            if node.op == "LayerNormalization":
+                node.inputs[1] = ones
+    run = CalibrationRun(
+        calibration_samples(checkpoint, None), checkpoint.generation_config, tmp_path, decoder_only=False
+    )
+    expected, moved = run(graphs), graphs.copy()
+    assert move_scales(moved, random_scales(moved)).matched > 4
+    found = run(moved, expected.tokens)
+    np.testing.assert_array_equal(found.log_probabilities, expected.log_probabilities)
+
+
 @pytest.mark.parametrize("family", ["llama", "whisper", "bart"])
 def test_values_are_scaled_through_the_attention(bundles: BundleCache, family: str) -> None:
     """A group whose rows come from an attention divides the product in front of it, and its bias."""
@@ -104,3 +122,12 @@ def test_scales_that_are_not_powers_of_two_are_refused(bundles: BundleCache) -> 
     scales = {name: scale * np.float32(1.5) for name, scale in random_scales(graphs).items()}
     with pytest.raises(PassError, match=r"^move_scales: the scales of \S+ are not all powers of two$"):
         move_scales(graphs, scales)
+
+
+def test_two_constants_of_one_name_are_not_written(bundles: BundleCache, tmp_path: Path) -> None:
+    graphs = variant(bundles, "bart", "dedup")
+    first, second = [node for node in graphs.decoder.nodes if node.op == "LayerNormalization"][:2]
+    for node, number in ((first, 1), (second, 2)):
+        node.inputs[1] = gs.Constant("scale", np.full(graphs.sizes.D, number, np.float32))
+    with pytest.raises(PassError, match=r"^two constants have the name scale; please report this with [^\n]+$"):
+        write_graphs(graphs, tmp_path)
