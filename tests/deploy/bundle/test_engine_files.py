@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.bundles.cache import BundleCache
+from support.commands import Command, caller
 from support.runtimes.tensorrt_in_memory import engine_entry
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle import atomic_dir
@@ -26,7 +25,6 @@ from tightbeam.deploy.errors import EngineFileError
 from tightbeam.deploy.runtimes import tensorrt as tensorrt_module
 from tightbeam.plugins.tensorrt.distribution import gpu_capability
 
-ROOT = Path(__file__).resolve().parents[3]
 HERE = ("tensorrt_rtx", "1.7", "89")
 """Distribution and version of the TensorRT of this machine, and its GPU's capability."""
 GRAPHS = ("encoder", "decoder")
@@ -357,9 +355,9 @@ def test_the_runner_takes_the_engine_that_fits(bundle: Bundle, monkeypatch: pyte
     assert Runner.load(bundle.path, engine="tensorrt", verify=False).model.runtime == "an engine"
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    done = [sys.executable, str(ROOT / "deploy" / "runner.py"), *map(str, arguments)]
-    return subprocess.run(done, input="", capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return caller(monkeypatch, capsys)
 
 
 @pytest.mark.skipif(gpu_capability() is not None, reason="this machine has a GPU")
@@ -373,14 +371,14 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         (("--engine", "tensorrt:"), "engine='tensorrt:' is not known"),
     ],
 )
-def test_the_command_reports_in_one_line(bundle: Bundle, options: tuple[object, ...], said: str) -> None:
+def test_the_command_reports_in_one_line(bundle: Bundle, call: Command, options: tuple[object, ...], said: str) -> None:
     add(bundle)
-    done = command(bundle.path, "-", *options)
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
+    done = call(bundle.path, "-", *options)
+    assert (done.code, done.out) == (1, "")
+    (line,) = done.err.splitlines()
     assert line.startswith(f"error: {said}")
 
 
-def test_the_command_runs_onnx_runtime_on_request(bundle: Bundle) -> None:
-    done = command(bundle.path, "-", "--engine", "onnxruntime", "--ids", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_the_command_runs_onnx_runtime_on_request(bundle: Bundle, call: Command) -> None:
+    done = call(bundle.path, "-", "--engine", "onnxruntime", "--ids", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")

@@ -282,7 +282,7 @@ def test_results_go_to_standard_output_while_the_bar_is_on_the_terminal(bundle: 
 # Bad lines
 
 
-def test_three_bad_lines_of_a_thousand(bundle: Path, runner: Runner, tmp_path: Path) -> None:
+def test_three_bad_lines_of_a_thousand(bundle: Path, call: Command, runner: Runner, tmp_path: Path) -> None:
     good = [" ".join(text.split()[: 2 + index % 7]) for index in range(5) for text in SENTENCES]
     expected = {text: runner.generate_text([text], num_beams=1, max_new_tokens=4)[0] for text in good}
     assert len(set(expected.values())) > 10  # else the order could not be seen
@@ -294,7 +294,7 @@ def test_three_bad_lines_of_a_thousand(bundle: Path, runner: Runner, tmp_path: P
     path = tmp_path / "thousand.txt"
     path.write_bytes(b"\n".join(lines))
 
-    done = process(bundle, path, "--num-beams", 1, "--max-new-tokens", 4, "--batch-size", 16)
+    done = call(bundle, path, "--num-beams", 1, "--max-new-tokens", 4, "--batch-size", 16)
     assert done.code == 1
     out = done.out.split("\n")[:-1]
     assert len(out) == 1000

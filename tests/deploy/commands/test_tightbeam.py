@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import typer
 
-from tightbeam.__main__ import COMMANDS
+from support.commands import caller
+from tightbeam.__main__ import COMMANDS, main
 from tightbeam.deploy.commands import _machine
 from tightbeam.deploy.console import command_line
 from tightbeam.plugins.instruction_set import INSTRUCTION_SETS, instruction_set
@@ -68,10 +69,15 @@ def test_a_command_runs_as_under_its_own_name(tmp_path: Path) -> None:
         (("export", "x", "--fp16"), ("the precision is --precision", "; see tightbeam export --help")),
     ],
 )
-def test_a_wrong_command_line(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
-    done = tightbeam(*arguments)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and line.startswith("error: ") and all(part in line for part in parts)
+def test_a_wrong_command_line(
+    arguments: tuple[str, ...],
+    parts: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = caller(monkeypatch, capsys)(*arguments, entry=main)
+    (line,) = done.err.splitlines()
+    assert done.code == 2 and line.startswith("error: ") and all(part in line for part in parts)
 
 
 @pytest.mark.parametrize(
