@@ -11,7 +11,6 @@ from typing import Any, Self
 import espeakng_loader
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import resample_poly
 
 RATE_HZ = 16_000
 _SYNCHRONOUS, _PHONEME_EVENTS, _UTF8 = 2, 1, 1
@@ -110,6 +109,8 @@ class Speaker:
             self._library.espeak_SetParameter(setting, value, 0)
         encoded = text.encode()
         self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
+        from scipy.signal import resample_poly  # two seconds, which the tests of all else do without
+
         wave = resample_poly(np.concatenate(self._samples) / 32768, RATE_HZ, self._rate_hz)
         return Utterance(
             wave=wave.astype(np.float32),

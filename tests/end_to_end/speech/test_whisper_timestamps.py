@@ -11,6 +11,7 @@ import torch
 from support.audio import RATE_HZ, chirp
 from support.bundles.cache import BundleCache
 from support.checkpoints.timestamps import generate, with_timestamps
+from support.references.kept import kept
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.errors import GenerationError
@@ -36,6 +37,15 @@ def features_of(runner: Runner, count: int) -> Any:
     return np.stack([runner.log_mel.features(wave[:RATE_HZ]) for wave in waves[:count]])
 
 
+def expected_of(model: Any, features: Any, settings: dict[str, Any]) -> Any:
+    """Tokens of transformers for windows."""
+
+    def make() -> Any:
+        return generate(model, torch.from_numpy(features), force_unique_generate_call=True, **settings).numpy()
+
+    return kept(make, model, "timestamps", features, settings)
+
+
 @pytest.mark.parametrize(
     ("variant",), slow_unless([(name,) for name in PRESETS], lambda name: name in ("dedup", "el", "hybrid"))
 )
@@ -44,7 +54,7 @@ def test_one_window_matches_generate(bundles: BundleCache, variant: str) -> None
     features, seen = features_of(runner, 4), set[int]()
     for settings in SETTINGS:
         how = {**settings, "return_timestamps": True}
-        expected = generate(model, torch.from_numpy(features), force_unique_generate_call=True, **how).numpy()
+        expected = expected_of(model, features, how)
         found = runner.generate_from_features(features, **how).sequences
         np.testing.assert_array_equal(found, expected, err_msg=str(settings))
         seen.update(found[found > 55].tolist())
@@ -57,7 +67,7 @@ def test_few_timestamps_at_the_beginning(bundles: BundleCache) -> None:
     features = features_of(runner, 4)
     for beams in (1, 2, 4, 6):
         settings: dict[str, Any] = {"num_beams": beams, "return_timestamps": True}
-        expected = generate(model, torch.from_numpy(features), force_unique_generate_call=True, **settings).numpy()
+        expected = expected_of(model, features, settings)
         found = runner.generate_from_features(features, **settings).sequences
         np.testing.assert_array_equal(found, expected, err_msg=str(settings))
         assert set(found[:, 2].tolist()) <= {56, 57}
