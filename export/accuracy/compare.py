@@ -112,8 +112,8 @@ class Comparison:
     Attributes
     ----------
     error : float
-        Root mean square of the difference, over the standard deviation of the first form's log-probabilities; infinity
-        if a score is NaN or infinite.
+        Root mean square of the difference, over the standard deviation of the first form's log-probabilities, unless
+        they are all equal; infinity if a score is NaN or infinite.
     steps : int
         Steps times samples.
     differing : int
@@ -199,9 +199,13 @@ def compare_runtimes(
         return Comparison(math.inf, tokens.size, tokens.size)
     differing = int((np.nanargmax(wanted, axis=2) != np.nanargmax(found, axis=2)).sum())
     wanted = np.where(np.isnan(found), np.nan, wanted)
-    spread = wanted - np.nanmean(wanted, axis=2, keepdims=True)
-    error = float(np.sqrt(np.nanmean(np.square(found - wanted)) / np.nanmean(np.square(spread))))
-    return Comparison(error, tokens.size, differing)
+    difference = _root_mean_square(found - wanted)
+    spread = _root_mean_square(wanted - np.nanmean(wanted, axis=2, keepdims=True))
+    return Comparison(difference / spread if spread else difference, tokens.size, differing)
+
+
+def _root_mean_square(numbers: Array) -> float:
+    return float(np.sqrt(np.nanmean(np.square(numbers))))
 
 
 def log_probabilities(

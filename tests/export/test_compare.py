@@ -44,6 +44,13 @@ def test_bundle_does_not_differ_from_itself(bundles: BundleCache, family: str) -
     assert (found.error, found.differing, found.steps) == (0.0, 0, 4 * 5)
 
 
+def test_equal_scores_have_no_error(bundles: BundleCache, tmp_path: Path) -> None:
+    """A model of zeros, whose tokens are all as likely: nothing is divided by the spread of its scores."""
+    bundle = changed(bundles("dedup"), tmp_path / "zeros", lambda numbers: numbers.fill(0))
+    engine = OnnxRuntimeCpu(bundle, 1)
+    assert compare_runtimes(bundle, engine, engine, sources_of(bundle), steps=2).error == 0
+
+
 def test_the_error_is_that_of_torch_s_log_probabilities(bundles: BundleCache) -> None:
     """Two checkpoints of one shape, so that there is something to measure."""
     bundle, other = Bundle.load(bundles("dedup")), Bundle.load(bundles("dedup", seed=1))

@@ -109,7 +109,8 @@ def _replaced(document: Any, choices: Sequence[tuple[int, int, Any]]) -> Any:
             copies = min(1 + path % 50, MOST_COPIED // (1 + len(json.dumps(inner))))
             holder.extend(json.loads(json.dumps(inner)) for _ in range(copies))
         elif kind == 3 and isinstance(inner, int | float):
-            holder[key] = inner + (-1, 1, 0.5, 1 << 31)[path % 4]
+            integer = isinstance(inner, int)  # which may be too large for a float
+            holder[key] = inner + (-1, 1, 2 if integer else 0.5, 1 << 31)[path % 4]
         else:
             holder[key] = value
     return document
