@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightbeam.deploy import InputError
@@ -11,6 +11,7 @@ from tightbeam.deploy.inputs.newlines import escaped, kept, spaced, unescaped
 from tightbeam.deploy.inputs.result import InputResult
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("\\n\nr\rt\t a\u2028é")))
 def test_a_line_has_the_whole_text(text: str) -> None:
     line = escaped(text)

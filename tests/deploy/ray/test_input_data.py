@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightbeam.deploy import InputError
@@ -24,6 +24,7 @@ def read(partition: Partition) -> list[bytes]:
     return read_lines(partition, FieldNames())[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=40), st.integers(1, 9))
 def test_every_line_is_in_one_partition(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], rows_each: int

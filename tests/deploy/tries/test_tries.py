@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightbeam.deploy.errors import InputError
@@ -35,6 +35,7 @@ def node_of(trie: Trie, prefix: tuple[int, ...]) -> int:
     return int(node[0])
 
 
+@settings(deadline=None)
 @given(entries=ENTRIES, others=ENTRIES)
 def test_children_are_those_of_a_dict_of_prefixes(entries: list[list[int]], others: list[list[int]]) -> None:
     trie, expected = build_trie(entries), allowed(entries)
@@ -46,6 +47,7 @@ def test_children_are_those_of_a_dict_of_prefixes(entries: list[list[int]], othe
             assert trie.children(node_of(trie, prefix)).tolist() == sorted(expected.get(prefix, ()))
 
 
+@settings(deadline=None)
 @given(entries=ENTRIES)
 def test_end_tokens_follow_whole_entries_alone(entries: list[list[int]]) -> None:
     trie = build_trie(entries, end_token_id=5)
