@@ -34,7 +34,6 @@ VOCABULARY, EOS = 17, 2
 DEFAULTS = {"eos_token_id": EOS, "pad_token_id": 1, "decoder_start_token_id": 3}
 
 
-@settings(deadline=None)
 @given(removed=st.lists(st.booleans(), min_size=1, max_size=12), rows=st.integers(1, 3))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_compaction_keeps_the_remaining_samples(removed: list[bool], rows: int) -> None:

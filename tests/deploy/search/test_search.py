@@ -437,7 +437,6 @@ def test_ngrams_of_the_source_are_banned(n: int) -> None:
     assert processors_of(options, None) is processors_of(options, None)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), few_tokens, st.integers(0, 2**32 - 1))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_forced_candidates_are_the_best_of_the_whole_vocabulary(num_beams: int, tokens: list[int], seed: int) -> None:
