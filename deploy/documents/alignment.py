@@ -1,4 +1,4 @@
-"""The alignment of the words of a translation with those of its source, by the attention of the tokens.
+"""Alignment of the words of a translation with the words of its source, by the attention of the tokens.
 
 Tokens are placed in a text by the number of its characters that are not spaces, which tokenizers change most often.
 """

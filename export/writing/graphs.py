@@ -17,7 +17,7 @@ from tightbeam.deploy.bundle.manifest import WEIGHTS, GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError
 from tightbeam.export.writing.entries import sizes_of, states_of
-from tightbeam.export.writing.weights import WeightPlan, plan_weights, write_weights
+from tightbeam.export.writing.weights import WeightPlan, are_equal, plan_weights, write_weights
 from tightbeam.graph_passes import ModelGraphs
 from tightbeam.graph_passes.model import Array, PassError
 from tightbeam.graph_passes.tensor_types import INLINE_BYTES
@@ -68,15 +68,9 @@ def _weights(graph: gs.Graph) -> list[gs.Constant]:
     constants: dict[str, gs.Constant] = {}
     for tensor in (tensor for node in graph.nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)):
         first = constants.setdefault(tensor.name, tensor)
-        if first is not tensor and not _are_equal(first.values, tensor.values):
+        if not are_equal(first.values, tensor.values):
             raise PassError(f"two constants have the name {tensor.name}; please report this with the config.json")
     return [constant for constant in constants.values() if constant.values.nbytes > INLINE_BYTES]
-
-
-def _are_equal(first: Array, other: Array) -> bool:
-    if first is other:
-        return True
-    return first.shape == other.shape and first.dtype == other.dtype and first.tobytes() == other.tobytes()
 
 
 def _to_model(graph: gs.Graph, name: str, plan: WeightPlan) -> onnx.ModelProto:

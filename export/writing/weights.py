@@ -17,7 +17,7 @@ import numpy as np
 from tightbeam.export.counts import count
 from tightbeam.graph_passes.model import Array
 
-__all__ = ["WeightPlan", "plan_weights", "write_weights"]
+__all__ = ["WeightPlan", "are_equal", "plan_weights", "write_weights"]
 
 ALIGNMENT = 64
 """Bytes to which the data section is aligned, and every weight whose size is a multiple of it."""
@@ -61,7 +61,7 @@ def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
     same_as: dict[str, str] = {}
     for name, array in weights.items():
         alike = kept.setdefault((array.dtype.name, array.shape), [])
-        twin = next((other for other in alike if _equal(weights[other], array)), None)
+        twin = next((other for other in alike if are_equal(weights[other], array)), None)
         same_as[name] = twin or name
         if twin is None:
             alike.append(name)
@@ -88,12 +88,16 @@ def plan_weights(weights: Mapping[str, Array]) -> WeightPlan:
     return WeightPlan(header, tuple(weights[name] for name in order), offsets)
 
 
-def _equal(one: Array, other: Array) -> bool:
-    """Bitwise equality: NaN equals itself, -0.0 and 0.0 differ. The first rows decide most comparisons."""
+def are_equal(one: Array, other: Array) -> bool:
+    """Compare types, shapes and bits: NaN equals itself, -0.0 and 0.0 differ. First rows decide most comparisons."""
+    if one is other:
+        return True
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
     head = slice(0, 1)
     if one.ndim and one[head].tobytes() != other[head].tobytes():
         return False
-    return one is other or np.array_equal(_bits(one), _bits(other))
+    return np.array_equal(_bits(one), _bits(other))
 
 
 def _bits(array: Array) -> Array:

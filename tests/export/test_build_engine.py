@@ -346,7 +346,7 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What the command says to arguments that it refuses.
+    """The error line of the command for arguments that it refuses.
 
     In this process: a process of its own takes seconds for its imports (``test_the_command`` has one).
     """

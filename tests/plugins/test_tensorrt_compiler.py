@@ -84,7 +84,7 @@ def test_every_operator_has_kernels_in_every_type() -> None:
 
 def test_every_template_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the same sources: NVRTC takes a second for a kernel."""
-    monkeypatch.setenv(CACHE, str(traces._folder()))
+    monkeypatch.setenv(CACHE, str(traces.cache_folder()))
     chosen = one_of_each_template()
     assert len(chosen) >= 12
     for operator, name in chosen:

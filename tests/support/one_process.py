@@ -29,7 +29,7 @@ def commands_of_exports(run: Run | None = None) -> Iterator[None]:
 def _run_here(
     command: Sequence[str], on_line: Callable[[int, bytes], None], given: bytes = b""
 ) -> CompletedProcess[bytes]:
-    """What ``run_counted`` returns for a command of Python: ``-m MODULE``, which has a function ``main``, or ``-c``."""
+    """The result of ``run_counted`` for a command of Python: ``-m MODULE`` that has a function ``main``, or ``-c``."""
     _, option, program, *arguments = command
     inputs, out, errors = (io.TextIOWrapper(io.BytesIO(each), "utf-8") for each in (given, b"", b""))
     code: int | str | None = 0

@@ -30,7 +30,7 @@ from tightbeam.export.checkpoint.load import Checkpoint
 from tightbeam.export.pipeline import trace
 from tightbeam.graph_passes import ModelGraphs
 
-__all__ = ["REPLACED", "traced", "weights_of", "with_weights"]
+__all__ = ["REPLACED", "cache_folder", "traced", "weights_of", "with_weights"]
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "test-cache"
@@ -97,7 +97,7 @@ def with_weights(graphs: ModelGraphs, before: Weights, after: Weights) -> ModelG
 
 def _shared(key: str, config: str, checkpoint: Checkpoint) -> ModelGraphs:
     """The trace of the checkpoint ``key``, made of one with the same ``config`` where that can be."""
-    folder = _folder()
+    folder = cache_folder()
     first = folder / f"{config}.weights"
     with (folder / f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be tracing it
@@ -129,7 +129,8 @@ def _read(path: Path) -> ModelGraphs:
 
 
 @functools.cache
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of what these sources and these versions of packages give."""
     content = hashlib.sha256(repr([version(package) for package in PACKAGES]).encode())
     sources = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
     for path in (Path(__file__), *sorted([*sources, *(ROOT / "graph_passes").glob("*.py")])):

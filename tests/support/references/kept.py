@@ -1,6 +1,6 @@
-"""What torch gives for a tiny model: made once, for all processes of a test run and for later runs.
+"""Outputs of torch for a tiny model: made once, for all processes of a test run and for later runs.
 
-It is beside the traces (``support/bundles/traces.py``), and made anew for another model or other arguments, and when
+They are beside the traces (``support/bundles/traces.py``), and made anew for another model or other arguments, and when
 the sources that a trace depends on, those of ``export/accuracy`` or of this folder, or versions of packages change.
 """
 
@@ -37,7 +37,7 @@ def kept(make: Callable[[], Made], model: Any, *arguments: Any) -> Made:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         key.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         key.update(tensor.detach().contiguous().numpy().tobytes())
-    path = traces._folder() / f"{key.hexdigest()[:32]}.made"
+    path = traces.cache_folder() / f"{key.hexdigest()[:32]}.made"
     if not path.exists():
         written = path.with_suffix(f".{id(key)}.tmp")
         written.write_bytes(pickle.dumps(make()))
@@ -47,7 +47,7 @@ def kept(make: Callable[[], Made], model: Any, *arguments: Any) -> Made:
 
 
 def kept_reference(checkpoint: Checkpoint, samples: Samples) -> Reference:
-    """What ``make_reference`` returns, kept for checkpoints whose tokenizer can be compared and that do not sample."""
+    """The result of ``make_reference``, kept for checkpoints whose tokenizer can be compared and that do not sample."""
     tokenizer = getattr(checkpoint.tokenizer, "backend_tokenizer", None)
     if (checkpoint.tokenizer is not None and tokenizer is None) or checkpoint.generation_config.get("do_sample"):
         return make_reference(checkpoint, samples)
