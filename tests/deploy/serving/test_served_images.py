@@ -20,6 +20,7 @@ from tightbeam.deploy.inputs.files.image import ImageFile
 from tightbeam.deploy.serving.protocol.messages import Request, Row
 from tightbeam.deploy.serving.worker import requests as reading
 from tightbeam.deploy.serving.worker import running
+from tightbeam.deploy.serving.worker.parsing import Job, ParsingThreads
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -47,8 +48,22 @@ FILES = [content(PAGES[0]), content(PAGES[1], "BMP"), content(PAGES[2], "TIFF")]
 
 
 @pytest.mark.parametrize("family", ["trocr", pytest.param("donut", marks=pytest.mark.slow)])
-def test_images_of_several_requests_share_a_batch(bundles: BundleCache, family: str) -> None:
-    """A pixel among them, base64, and beams of another number; each has the result that it has alone."""
+def test_images_of_several_requests_share_a_batch(
+    bundles: BundleCache, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pixel among them, base64, and beams of another number; each has the result that it has alone.
+
+    A turn begins when all that the threads were given is read: images that a quick machine reads apart run apart.
+    """
+    take = ParsingThreads.take
+
+    def take_all(threads: ParsingThreads, wait_s: float) -> list[Job]:
+        found = take(threads, wait_s)
+        while threads.active:
+            found += take(threads, 60.0)
+        return found
+
+    monkeypatch.setattr(ParsingThreads, "take", take_all)
     runner = Runner.load(bundles("dedup", family, tokenizer=True), threads=1)
     pages = [page for page in PAGES if family == "trocr" or page.size > 3]
     rows = [content(page) for page in pages]
@@ -59,6 +74,7 @@ def test_images_of_several_requests_share_a_batch(bundles: BundleCache, family: 
     ]
     log = run(runner, requests, max_rows=20)
     assert log.refusals() == {} and log.stats.samples == len(rows) + 3 > log.stats.prefills
+    assert log.stats.sample_steps > log.stats.steps
     alone = [runner.read_images([page], **SETTINGS)[0] for page in pages]
     for found, expected in zip([*log.outputs(0), *log.outputs(1)], [*alone, alone[-1], alone[0]], strict=True):
         assert (found.sequences, found.texts) == (expected.sequences, expected.texts)
@@ -68,7 +84,7 @@ def test_images_of_several_requests_share_a_batch(bundles: BundleCache, family: 
 
 
 LARGE = io.BytesIO()
-pillow.new("1", (20_000, 20_000)).save(LARGE, "PNG")
+pillow.new("1", (20_000, 9_000)).save(LARGE, "PNG", compress_level=1)
 FAULTS: list[tuple[Request, str]] = [
     (image_request(1, b""), "the image is empty, it has no bytes; expected a PNG"),
     (image_request(1, b"\0no image"), "the image cannot be read as an image; expected a PNG, JPEG, TIFF, WebP or BMP"),
