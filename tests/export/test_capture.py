@@ -40,6 +40,10 @@ def only_casts(x: Tensor) -> Tensor:
     return (x * 2).to(torch.float32)
 
 
+def subtracts(x: Tensor) -> Tensor:
+    return torch.rsub(x, 1.0)
+
+
 def writes(x: Tensor) -> Tensor:
     """The first write is read through a view that was made before it."""
     y = x + 1
@@ -51,6 +55,28 @@ def writes(x: Tensor) -> Tensor:
 
 def shapes(x: Tensor) -> Tensor:
     return x.unflatten(1, (2, 3)).transpose(1, 2).flatten(1)
+
+
+def computed_sizes(x: Tensor) -> Tensor:
+    longer = torch.cat((x, x.new_ones(x.shape[0] + 1, WIDTH)))[: x.shape[0] + 1]
+    return longer.unflatten(1, (2, 3)).flatten(1)[:-1]
+
+
+def uncomputed_sizes(x: Tensor) -> Tensor:
+    return torch.stack((x, x + 1)).flatten(0, 1)[: x.shape[0]]
+
+
+def adds(x: Tensor) -> Tensor:
+    y = x * 2
+    y += x
+    return y
+
+
+def adds_beside_a_view(x: Tensor) -> Tensor:
+    y = x * 2
+    view = y[:, :2]
+    y += x
+    return torch.cat((view, y[:, 2:]), dim=1)
 
 
 def graph_within(x: Tensor) -> Tensor:
@@ -69,8 +95,13 @@ def without_conversion(x: Tensor) -> Tensor:
         (casts, True),
         (only_casts, True),
         (without_conversion, True),  # which torch's exporter refuses, so that it is given the module
+        (shapes, True),
+        (computed_sizes, True),
+        (adds, True),
+        (subtracts, False),
         (writes, False),
-        (shapes, False),
+        (adds_beside_a_view, False),
+        (uncomputed_sizes, False),
         (graph_within, False),
     ],
 )

@@ -30,7 +30,7 @@ def trace_speech_to_text(model: Any, sizes: Sizes) -> ModelGraphs:
         encoder = trace_module(
             FrameStep(model.get_encoder(), sizes.max_source),
             (torch.randn((B, X, mels), generator=torch.Generator().manual_seed(0)), mask),
-            ({0: batch, 1: Dim("X", min=1)}, {0: batch, 1: Dim("N", min=1, max=sizes.max_source)}),
+            ({0: batch, 1: Dim("X", min=5)}, {0: batch, 1: Dim("N", min=1, max=sizes.max_source)}),
             {"input_features": ("B", "X", mels), "attention_mask": ("B", "N")},
             {"encoder_hidden_states": ("B", "N", sizes.D)},
         )

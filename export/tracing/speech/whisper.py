@@ -33,7 +33,7 @@ def trace_whisper(model: Any, sizes: Sizes, *, short_audio: bool = False) -> Mod
     N: int | str = sizes.max_source
     if short_audio:
         step = ShortFeatureStep(model.get_encoder())
-        dynamic[2] = Dim("X", min=1, max=frames)
+        dynamic[2] = Dim("X", min=3, max=frames)
         X, N = "X", "N"
     encoder = trace_module(
         step,
