@@ -57,6 +57,7 @@ from tightbeam.export.accuracy.product_guard import (
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
 from tightbeam.export.accuracy.scale_choice import choose_scales, scaled_rows
+from tightbeam.export.accuracy.screen_choice import ROWS_TO_CHOOSE, STEPS_TO_CHOOSE, choose_directions
 from tightbeam.export.auto.ranking import best_of, rank, ranking_table, refusals_by_graphs
 from tightbeam.export.checkpoint.alignment import alignment_of
 from tightbeam.export.checkpoint.audio import check_speech
@@ -100,6 +101,7 @@ from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 from tightbeam.graph_passes.precision.move_key_scales import move_key_scales
 from tightbeam.graph_passes.precision.move_scales import move_scales
 from tightbeam.graph_passes.precision.scale_groups import scale_groups
+from tightbeam.graph_passes.precision.screen_head import head_site
 from tightbeam.graph_passes.precision.sites import sites
 
 __all__ = ["run_export", "trace"]
@@ -170,6 +172,8 @@ class _Export:
     """errors of the caches in int8; empty without them"""
     cache_divergence: float | None = field(init=False)
     """divergence of float32 graphs with these caches in int8; None without them"""
+    directions: Array | None = field(init=False)
+    """along which screened logits in int8 are estimated, float32 [X, K]; None without them"""
     results: list[PassResult] = field(init=False)
     graphs: ModelGraphs = field(init=False)
     """the graphs of the bundle"""
@@ -447,10 +451,10 @@ def _lower_precision(export: _Export) -> None:
     """Give the graphs the form of a precision, and keep the old graphs if the error is to be measured."""
     precision = export.options.precision
     export.exact = None
-    export.products, export.divergences = (), ()
+    export.products, export.divergences, export.directions = (), (), None
     int4 = _guard_products(export) if precision in INTEGERS else {}
-    forms = forms_of(export.products)
-    graphs, results = _to_precision(export, precision, forms=forms, int4=int4, screened=export.options.screen_logits)
+    chosen = {"forms": forms_of(export.products), "int4": int4, "directions": export.directions}
+    graphs, results = _to_precision(export, precision, screened=export.options.screen_logits, **chosen)
     is_float32 = precision == "fp32" and not export.options.int8_caches
     export.exact = export.graphs if export.options.check and not is_float32 else None
     export.graphs = graphs
@@ -466,6 +470,8 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
     """
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
+    if screened := export.options.screen_logits:
+        head_site(export.graphs)  # or PassError
     checkpoint, graphs = export.checkpoint, export.graphs
     samples = calibration_samples(checkpoint, export.preparation.calibration)
     in_int4 = export.options.precision == "int4"
@@ -478,6 +484,10 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
     scales = choose_scales(groups, found, rows, int4_error if in_int4 else int8_error)
     export.results.append(move_scales(graphs, scales))
     found, rows = sites(graphs), scaled_rows(groups, scales, rows)
+    if screened:
+        export.directions = _directions(
+            export, of_run(samples, most_rows=ROWS_TO_CHOOSE, most_steps=STEPS_TO_CHOOSE, scored=False)
+        )
     int4 = {}
     if in_int4:
         rows_to_fit, _ = product_rows(graphs, found, of_run(choosing, most_rows=ROWS_TO_FIT))
@@ -503,6 +513,18 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
         export.on_table(divergences_table(export.divergences))
         raise ExportError(refusal)
     return int4
+
+
+def _directions(export: _Export, run: CalibrationRun) -> Array:
+    """Choose the directions along which logits are estimated."""
+    head = head_site(export.graphs)
+    rows, found = product_rows(export.graphs, [head], run)
+    before_end = _counted(export, found).T.reshape(-1)  # rows of a step are side by side
+    chosen = choose_directions(
+        rows[head.name][before_end], head.values, None if head.bias is None else head.bias.values
+    )
+    export.on_note(str(chosen))
+    return chosen.directions
 
 
 def _write(export: _Export) -> Bundle:

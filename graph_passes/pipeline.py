@@ -40,7 +40,7 @@ from tightbeam.graph_passes.cleanup.prompt_parts import prompt_parts
 from tightbeam.graph_passes.cleanup.search_head import search_head
 from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
-from tightbeam.graph_passes.model import ModelGraphs, Pass, PassError, PassResult
+from tightbeam.graph_passes.model import Array, ModelGraphs, Pass, PassError, PassResult
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.linear import linear
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS, lower_precision
@@ -133,6 +133,7 @@ def to_precision(
     cache_precision: str | None = None,
     generated_cache_precision: str | None = None,
     screened: bool = False,
+    directions: Array | None = None,
 ) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs in a precision; in float32, int8 and int4 with the operators of CPUs.
 
@@ -149,7 +150,9 @@ def to_precision(
     generated_cache_precision
         The same for the generated cache.
     screened
-        Screen the logits of greedy steps, with "fp32".
+        Screen the logits of greedy steps, with "fp32" and "int8".
+    directions
+        Orthonormal columns float32 [X, K] along which logits in int8 are estimated.
 
     Raises
     ------
@@ -161,7 +164,7 @@ def to_precision(
         return _run(_precision_passes(precision), graphs)
     integers: list[Pass] = [partial(quantize, forms=forms, int4=int4), normalize_rows] if precision in INTEGERS else []
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
-    screens: list[Pass] = [screen_head] if screened else []
+    screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
     caches.append(prompt_parts if cache_precision is None else quantize_source)
     return _run([*passes, *screens, *caches], graphs)

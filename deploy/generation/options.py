@@ -164,7 +164,7 @@ class GenerationOptions:
         """C, the continuations of each sample: enough that M stay open if every end-of-sequence token is among them.
 
         In diverse beam search each group has C of its own. They also cover the tokens that can be penalised: in each
-        row, at most as many as there are beams in other groups.
+        row, at most as many as there are beams in other groups. Greedy search takes the best one.
 
         With ``renormalize`` there is one more, which tells whether all that count are among them
         (`deploy.search.processors.renormalize`).
@@ -177,6 +177,8 @@ class GenerationOptions:
             return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
         size = self.num_beams // self.num_beam_groups
         count = (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
+        if self.num_beams == 1 and self.sampling is None:
+            count = 1
         if self.sampling is not None:
             return min(count, self.vocab_size)
         return count + 1 if self.renormalize and count < self.vocab_size else count

@@ -54,7 +54,7 @@ class Outputs:
     tokens : int64 [B, steps]
         The best token of each step.
     log_probabilities : float32 [B, steps, vocabulary]
-        Of each token after the tokens so far.
+        Of each token after the tokens so far; without scores zeros [B, steps, 1].
     """
 
     encoded: dict[str, Array]
@@ -74,8 +74,10 @@ class CalibrationRun:
         The checkpoint's generation settings, for the start token.
     beside
         Folder in which temporary ones are made for the weights.
-    most_rows
-        Rows of each product that a run gives, at most.
+    most_rows, most_steps
+        Rows of each product that a run gives, and steps of the decoder, at most.
+    scored
+        Whether runs give the scores of all tokens, which take the vocabulary's bytes for each step.
     """
 
     def __init__(
@@ -86,9 +88,11 @@ class CalibrationRun:
         *,
         decoder_only: bool,
         most_rows: int = MOST_ROWS,
+        most_steps: int = MOST_STEPS,
+        scored: bool = True,
     ) -> None:
         self.inputs, self.prompts = _inputs(samples, decoder_only)
-        self.beside, self.most_rows = beside, most_rows
+        self.beside, self.most_rows, self.most_steps, self.scored = beside, most_rows, most_steps, scored
         start = generation.get("decoder_start_token_id")
         self.start = (generation.get("bos_token_id") if start is None else start) or 0
 
@@ -125,8 +129,8 @@ class CalibrationRun:
 
         session = _session(folder, "decoder")
         P = 1 if prompts is None else prompts.tokens.shape[1]
-        vocabulary = graphs.sizes.vocabulary
-        steps = max(1, min(MOST_STEPS, self.most_rows // B, graphs.sizes.max_target - P))
+        vocabulary = graphs.sizes.vocabulary if self.scored else 1
+        steps = max(1, min(self.most_steps, self.most_rows // B, graphs.sizes.max_target - P))
         sizes = sizes_of(B, mask.shape[1], 1, steps, P)
         step = small_inputs(sizes)
         step["normalize"][...], step["repetition_penalty"][...], step["candidates"][...] = True, 1, vocabulary
@@ -149,7 +153,8 @@ class CalibrationRun:
             for name, found in kept.items():
                 found.append(outputs[name])
             caches = {state.input: outputs[state.output] for state in graphs.states}
-            np.put_along_axis(scores[:, T - 1], outputs["candidate_tokens"], outputs["candidate_scores"], axis=1)
+            if self.scored:
+                np.put_along_axis(scores[:, T - 1], outputs["candidate_tokens"], outputs["candidate_scores"], axis=1)
             tokens[:, T - 1] = outputs["candidate_tokens"][:, 0]
             step["tokens"][:, 0] = (tokens if forced is None else forced)[:, T - 1]
         return Outputs(encoded, {name: np.concatenate(found) for name, found in kept.items()}, tokens, scores)

@@ -31,6 +31,7 @@ from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_AT
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
 from tightbeam.plugins.ops.quantized_source_attention import QUANTIZED_SOURCE_ATTENTION
 from tightbeam.plugins.ops.screened_linear import SCREENED_LINEAR
+from tightbeam.plugins.ops.screened_quantized_matmul import SCREENED_QUANTIZED_MATMUL
 from tightbeam.plugins.ops.source_attention import SOURCE_ATTENTION
 from tightbeam.plugins.ops.split_rows_head_matmul import SPLIT_ROWS_HEAD_MATMUL
 from tightbeam.plugins.ops.split_rows_matmul import SPLIT_ROWS_MATMUL
@@ -75,6 +76,7 @@ OPERATORS: dict[str, Operator] = {
         QUANTIZED_GATHER,
         INT4_GATHER,
         SCREENED_LINEAR,
+        SCREENED_QUANTIZED_MATMUL,
     )
 }
 """Every operator by its name."""

@@ -81,7 +81,7 @@ def test_every_field_is_an_option() -> None:
         ({"cache_precision": "int4"}, "cache_precision 'int4' is not supported; expected int8, "),
         ({"max_new_tokens": 0}, "max_new_tokens=0 leaves nothing to generate; expected 1 or more"),
         ({"weight_threshold": 1.0}, "weight_threshold=1 is not a share below 1; expected 0 "),
-        ({"screen_logits": True, "precision": "int8"}, "screen_logits is for fp32, the precision is int8; leave it "),
+        ({"screen_logits": True, "precision": "int4"}, "screen_logits is for fp32 and int8, the precision is int4; "),
         ({"weight_threshold": math.nan}, "weight_threshold=nan is not a share below 1; expected 0 "),
         ({"global_tokens": -1}, "global_tokens=-1 is not a number of tokens; expected 0 "),
         ({"max_differing": 2.0, "precision": "int8"}, "max_differing=2 is not a share; expected 0 to 1"),

@@ -16,7 +16,8 @@ from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all, to_precision
-from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, screen_head
+from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, head_site, screen_head
 from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
 from tightbeam.plugins.library import cpu_library
 
@@ -40,15 +41,26 @@ def graphs() -> ModelGraphs:
 
 
 @pytest.fixture(scope="module")
-def folders(graphs: ModelGraphs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def directions(graphs: ModelGraphs) -> Array:
+    """Those along which the columns of the output matrix are longest."""
+    matrix = head_site(graphs).values
+    return np.ascontiguousarray(np.linalg.eigh(matrix @ matrix.T)[1][:, :-97:-1].astype(np.float32))
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def folders(
+    request: pytest.FixtureRequest, graphs: ModelGraphs, directions: Array, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A bundle with all logits, and one with screened logits."""
     root, checkpoint = tmp_path_factory.mktemp("screened"), load_checkpoint("demo")
+    precision = request.param
 
     def written(name: str, screened: bool) -> Path:
-        made, results = to_precision(graphs, "fp32", screened=screened)
+        made, results = to_precision(graphs, precision, screened=screened, directions=directions)
         plan = same_for_all(PRESETS["dedup"], graphs.sizes.L, "")
+        parts = checkpoint, made, results, plan
         return write_bundle(
-            root / name, lambda folder: write_files(folder, checkpoint, made, results, plan, variant="dedup")
+            root / name, lambda folder: write_files(folder, *parts, variant="dedup", precision=precision)
         ).path
 
     return written("all", False), written("screened", True)
@@ -71,23 +83,27 @@ def test_every_search_gives_the_same(runners: list[Runner], search: dict[str, An
 
 
 @pytest.mark.skipif(cpu_library() is None, reason="the function inside a model computes all logits")
-def test_logits_are_left_out_only_if_no_search_reads_them(folders: tuple[Path, Path]) -> None:
+def test_logits_are_left_out_only_if_no_search_reads_them(folders: tuple[Path, Path], runners: list[Runner]) -> None:
     bundle = Bundle.load(folders[1], verify=False)
-    decoding = OnnxRuntimeCpu(bundle, 1).begin(np.array([[5, 6, 7]]), np.ones((1, 3), np.int64), 1, 4, 2)
+    ids, _ = runners[1].encode(EXAMPLES.read_text(encoding="utf-8").splitlines()[0])
+    source = np.array([ids])
+    decoding = OnnxRuntimeCpu(bundle, 1).begin(source, np.ones_like(source), 1, 4, 1)
     decoding.fetch_logits()
     for name in ("lengths", "history_lengths", "repetition_penalty"):
         decoding.inputs[name][...] = 1
-    decoding.inputs["candidates"][...] = 2
-    computed = []
+    decoding.inputs["candidates"][...] = 1
+    made = []
     for all_logits in (False, True):
         decoding.inputs[ALL_LOGITS][...] = all_logits
         decoding.step()
         assert decoding.logits is not None
-        computed.append(int(np.isfinite(decoding.logits).sum()))
-    assert computed[0] < computed[1] == bundle.manifest.sizes.vocabulary
+        made.append(decoding.logits.copy())
+    computed = made[0] == made[1]
+    assert not computed.all() and computed[..., made[1].argmax()].all() and np.isfinite(made[1]).all()
 
 
 def test_standard_operators_are_those_of_all_logits(graphs: ModelGraphs) -> None:
+    """TensorRT's graphs are made of those in float32."""
     made = [to_precision(graphs, "fp32", screened=screened)[0] for screened in (False, True)]
     assert ALL_LOGITS in [tensor.name for tensor in made[1].decoder.inputs]
     for each in made:
@@ -102,8 +118,25 @@ def head_of(graphs: ModelGraphs) -> gs.Node:
     return next(node for node in graphs.decoder.nodes if node.op == "BeamTopK").inputs[0].inputs[0]
 
 
+def test_a_head_in_integers_that_cannot_be_screened_is_refused(graphs: ModelGraphs, directions: Array) -> None:
+    active, blocks, large, added = (to_precision(graphs, "int8")[0] for _ in range(4))
+    head_of(active).attrs["activation"] = 1
+    scale = head_of(blocks).inputs[2].values
+    head_of(blocks).inputs[2] = gs.Constant("blocks", np.repeat(scale, 2, axis=0))
+    head_of(large).inputs[2] = gs.Constant("large", np.full_like(scale, 1e14))
+    head_of(added).inputs[4] = gs.Constant("added", np.ones((1, 1), np.float32))
+    for made, problem in (
+        (active, "the logits have an activation"),
+        (blocks, "the head has several scales in a column"),
+        (large, r"weights or biases above 1e\+15, or NaN"),
+        (added, "a tensor is added to the logits"),
+    ):
+        with pytest.raises(PassError, match=problem):
+            screen_head(made, directions)
+
+
 def test_a_head_that_cannot_be_screened_is_refused(graphs: ModelGraphs) -> None:
-    with pytest.raises(PassError, match=r"the result of .*, expected a product .* in float32; export without --screen"):
+    with pytest.raises(PassError, match=r"the result of Dyn.*, expected a product .* or int8; export without --screen"):
         screen_head(to_precision(graphs, "int8")[0])
     large, added, odd = (to_precision(graphs, "fp32")[0] for _ in range(3))
     head = head_of(large)

@@ -50,6 +50,7 @@ def full_case(name: str) -> Case:
         "Linear": {"R": 3, "X": 6, "Y": 21, "added": True},
         "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
         "ScreenedLinear": {"R": 3, "groups": 2, "vocabulary": 21},
+        "ScreenedQuantizedMatMul": {"R": 3, "groups": 5, "vocabulary": 21},
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": SOURCE | {"V": 5},
         "QuantizedLatentAttention": SOURCE,
@@ -286,7 +287,8 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "ancestry", 2) for op in OVER_HISTORY}
     free |= {(op, "distance_bias", 1) for op in OVER_HISTORY}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
-    free |= {("ScreenedLinear", "banned", 1), ("ScreenedLinear", "history", 1)}
+    screened = ("ScreenedLinear", "ScreenedQuantizedMatMul")
+    free |= {(op, tensor, 1) for op in screened for tensor in ("banned", "history")}
     free |= {("NormalizeRows", "rows", 0)}
     free |= {(op, "key_bias", 1) for op in OVER_SOURCE}
     free |= {("QuantizeRows", "rows", 0), ("QuantizeRows", "rows", 1), ("QuantizedGather", "tokens", 0)}
@@ -323,7 +325,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
             except Exception as error:
                 assert f"{name}: " in str(error), (tensor, axis)
             else:
-                assert (name, tensor, axis) in (("BeamTopK", "banned", 1), ("ScreenedLinear", "banned", 1))
+                assert name in ("BeamTopK", *screened) and (tensor, axis) == ("banned", 1)
     assert refused or len(case.inputs) == 1
 
 

@@ -103,6 +103,9 @@ struct Quantized {
   // output = sums x row_scale x scale, added to the output so far unless `first`. If `last`, the output then
   // becomes activation(output + bias) + addend. Activations are 0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh.
   void (*scale)(const Scaling& scaling);
+
+  // best[i] = the largest of the 16 numbers of tile i, which are not NaN.
+  void (*largest_of_tiles)(const float* numbers, long tiles, float* best);
 };
 
 const Quantized& quantized();

@@ -39,6 +39,15 @@ unsigned largest(const float* numbers, long count) {
   return result;
 }
 
+void largest_of_tiles(const float* numbers, long tiles, float* best) {
+  for (long tile = 0; tile < tiles; ++tile) {
+    const float* of_tile = numbers + tile * TILE_COLUMNS;
+    Vector largest = load(of_tile);
+    for (int i = LANES; i < TILE_COLUMNS; i += LANES) largest = larger(largest, load(of_tile + i));
+    best[tile] = max_of_lanes(largest);
+  }
+}
+
 void round(const float* numbers, long count, float factor, signed char* integers) {
   const Vector by = broadcast(factor), magic = broadcast(MAGIC);
   long i = 0;
@@ -647,6 +656,7 @@ const Quantized TIGHTBEAM_JOIN(QUANTIZED_, TIGHTBEAM_ISA) = {
     multiply,
     multiply_int4,
     scale,
+    largest_of_tiles,
 };
 
 }  // namespace tightbeam

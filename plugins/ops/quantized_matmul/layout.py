@@ -34,7 +34,7 @@ def tiled(weights: Array) -> Array:
     return np.ascontiguousarray(tiles).view(np.uint8) ^ np.uint8(ZERO_POINT)
 
 
-def untiled(tiles: Array, Y: int) -> Array:
+def untiled(tiles: Array, Y: int, dtype: type = np.int64) -> Array:
     """Take a matrix of integers out of its tiles; the inverse of :func:`tiled`.
 
     Parameters
@@ -43,11 +43,13 @@ def untiled(tiles: Array, Y: int) -> Array:
         Tiles uint8 [ceil(Y / 16), X / 4, 16, 4].
     Y
         Number of columns.
+    dtype
+        Type of the integers, of 8 bits or more.
 
     Returns
     -------
     array
-        The matrix int64 [X, Y].
+        The matrix [X, Y].
     """
-    weights = tiles.transpose(1, 3, 0, 2).reshape(tiles.shape[1] * GROUP, -1)[:, :Y]
-    return weights.astype(np.int64) - ZERO_POINT
+    weights = (tiles ^ np.uint8(ZERO_POINT)).view(np.int8).transpose(1, 3, 0, 2)
+    return np.ascontiguousarray(weights.reshape(tiles.shape[1] * GROUP, -1)[:, :Y], dtype)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from tightbeam.plugins.ops.beam_top_k import BEAM_TOP_K
 from tightbeam.plugins.schema import Input, Operator, Output
 
-__all__ = ["SCREENED_LINEAR"]
+__all__ = ["SCREENED_LINEAR", "SEARCH_INPUTS"]
 
-OF_THE_SEARCH = (
+OF_BEAM_TOP_K = (
     "history",
     "lengths",
     "banned",
@@ -31,19 +31,26 @@ OF_THE_SEARCH = (
 )
 """Inputs that BeamTopK has too."""
 
+
+def _search_inputs() -> tuple[Input, ...]:
+    entries = {entry.name: entry for entry in BEAM_TOP_K.inputs}
+    return (
+        *(
+            Input(entry.name, entry.type, entry.shape, entry.meaning, scalar=entry.scalar)
+            for entry in (entries[name] for name in OF_BEAM_TOP_K)
+        ),
+        Input("candidates", "int64", "", "C of BeamTopK", scalar=True),
+        Input("all_logits", "bool", "", "true: a search reads the logits, so that all are computed", scalar=True),
+    )
+
+
+SEARCH_INPUTS = _search_inputs()
+"""What tells which logits of a step are read."""
+
 BODY = """
     nothing = Constant <value = float[1,1] {0}> ()
     logits = tightbeam.Linear (rows, weights, bias, nothing)
 """
-
-
-def _of_the_search() -> list[Input]:
-    entries = {entry.name: entry for entry in BEAM_TOP_K.inputs}
-    return [
-        Input(entry.name, entry.type, entry.shape, entry.meaning, scalar=entry.scalar)
-        for entry in (entries[name] for name in OF_THE_SEARCH)
-    ]
-
 
 SCREENED_LINEAR = Operator(
     "ScreenedLinear",
@@ -55,9 +62,7 @@ SCREENED_LINEAR = Operator(
         Input("integers", "uint8", "tiles, groups, 16, 4", "the matrix in integers plus 128, as of QuantizedMatMul"),
         Input("scale", "float32", "vocabulary", "scale of each column's integers"),
         Input("error", "float32", "vocabulary", "largest error of a column's estimate for a row of length 1"),
-        *_of_the_search(),
-        Input("candidates", "int64", "", "C of BeamTopK", scalar=True),
-        Input("all_logits", "bool", "", "true: a search reads the logits, so that all are computed", scalar=True),
+        *SEARCH_INPUTS,
     ),
     (Output("logits", "float32", "B M, vocabulary", "the logits, or -inf for a token below the best C"),),
     lambda present: BODY,

@@ -10,7 +10,6 @@
 #include "kernels/cpu/aligned.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/parallel.h"
-#include "ops/ngram_block/repeats.h"
 #include "ops/screened_linear/arguments.h"
 
 namespace tightbeam {
@@ -73,7 +72,7 @@ class Bounds {
   // best of every 64th column are as many different tokens.
   float least_of_best() const {
     std::vector<std::pair<int, float>> changed;
-    each_changed([&](long long token) {
+    a_.search.each_changed(row_, [&](long long token) {
       if (token < 0 || token >= a_.product.Y) return;  // BeamTopK refuses it
       changed.emplace_back(static_cast<int>(token), estimates_[token]);
       estimates_[token] = MINUS_INFINITY;
@@ -92,18 +91,8 @@ class Bounds {
       best[token - whole] = std::max(best[token - whole], estimates[token] - error(token));
     // A token may be changed twice, so that its first estimate is restored last.
     for (auto entry = changed.rbegin(); entry != changed.rend(); ++entry) estimates_[entry->first] = entry->second;
-    std::nth_element(best, best + (a_.C - 1), best + SCREENED, std::greater<float>());
-    return best[a_.C - 1];
-  }
-
-  template <class Change>
-  void each_changed(const Change& change) const {
-    const long long* history = a_.history + row_ * a_.T;
-    const int length = std::clamp(a_.lengths[row_ / a_.M], 0, a_.T);
-    if (a_.penalised)
-      for (int t = 0; t < length; ++t) change(history[t]);
-    each_repeat(history, length, a_.ngram_size, change);
-    for (int p = 0; p < a_.P; ++p) change(a_.banned[row_ * a_.P + p]);
+    std::nth_element(best, best + (a_.search.C - 1), best + SCREENED, std::greater<float>());
+    return best[a_.search.C - 1];
   }
 
   const ScreenedLinearArguments<float>& a_;
@@ -130,7 +119,7 @@ void write(const LinearArguments<float>& a, long row, const std::vector<int>& ti
 }  // namespace
 
 void screened_linear(const ScreenedLinearArguments<float>& a, const Parallel& parallel) {
-  if (a.whole) return linear(a.product, parallel);
+  if (a.search.whole) return linear(a.product, parallel);
   dynamic_quantize_matmul(a.estimate, parallel);
   const size_t R = static_cast<size_t>(a.product.R), all = (static_cast<size_t>(a.product.Y) - 1) / TILE_COLUMNS + 1;
   std::vector<std::vector<int>> tiles(R);

@@ -126,8 +126,8 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
             f"num_beams=26 {CALL} needs 52 distinct tokens, the vocabulary has 50; pass num_beams=25 or less",
         ),
         (
-            {"num_beams": 1, "eos_token_id": list(range(50))},
-            f"num_beams=1 {CALL} needs 51 distinct tokens, the vocabulary has 50; pass fewer eos_token_id",
+            {"num_beams": 2, "eos_token_id": list(range(50))},
+            f"num_beams=2 {CALL} needs 102 distinct tokens, the vocabulary has 50; pass fewer eos_token_id",
         ),
         (
             {"num_return_sequences": 2},

@@ -40,6 +40,7 @@ MODULES: dict[str, ModuleType] = {
         ("QuantizedGather", "quantized_gather"),
         ("Int4Gather", "int4_gather"),
         ("ScreenedLinear", "screened_linear"),
+        ("ScreenedQuantizedMatMul", "screened_quantized_matmul"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""
