@@ -120,8 +120,8 @@ def _origin(size: torch.SymInt, node: fx.Node) -> fx.Node | tuple[fx.Node, int] 
 
     Sizes of inputs are taken from these, as in torch's decomposition.
     """
-    before = list(takewhile(lambda other: other is not node, node.graph.nodes))
-    given = next(
+    before: list[fx.Node] = list(takewhile(lambda other: other is not node, node.graph.nodes))
+    given: tuple[fx.Node, int] | None = next(
         (
             (other, axis)
             for other in before
