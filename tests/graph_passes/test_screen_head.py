@@ -47,16 +47,17 @@ def directions(graphs: ModelGraphs) -> Array:
     return np.ascontiguousarray(np.linalg.eigh(matrix @ matrix.T)[1][:, :-97:-1].astype(np.float32))
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=["fp32", "int8", "w8a16"])
 def folders(
     request: pytest.FixtureRequest, graphs: ModelGraphs, directions: Array, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A bundle with all logits, and one with screened logits."""
+    """A bundle with all logits, and one with screened logits. Of "w8a16" the rows of the head keep 15 bits."""
     root, checkpoint = tmp_path_factory.mktemp("screened"), load_checkpoint("demo")
-    precision = request.param
+    precision = "fp32" if request.param == "fp32" else "int8"
+    forms = {head_site(graphs).name: request.param} if request.param == "w8a16" else {}
 
     def written(name: str, screened: bool) -> Path:
-        made, results = to_precision(graphs, precision, screened=screened, directions=directions)
+        made, results = to_precision(graphs, precision, forms, screened=screened, directions=directions)
         plan = same_for_all(PRESETS["dedup"], graphs.sizes.L, "")
         parts = checkpoint, made, results, plan
         return write_bundle(
