@@ -177,10 +177,9 @@ class GenerationOptions:
             return min(self.vocab_size, 1 << (self.sampling.top_k + TIES - 1).bit_length())
         size = self.num_beams // self.num_beam_groups
         count = (max(2, 1 + len(self.eos_token_ids)) + self.num_beams - size) * size
-        if self.num_beams == 1 and self.sampling is None:
-            count = 1
         if self.sampling is not None:
             return min(count, self.vocab_size)
+        count = 1 if self.num_beams == 1 else count
         return count + 1 if self.renormalize and count < self.vocab_size else count
 
     @property

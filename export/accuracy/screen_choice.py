@@ -6,7 +6,7 @@
 
 Both sums count: a direction along which neither rows nor columns are long adds little to any logit. With few rows the
 columns say more, and rows of trained models are longest along few directions. The tiles are counted as the kernel of
-ScreenedQuantizedMatMul counts them, among those of a sample of tokens and of the best tokens.
+ScreenedQuantizedMatMul counts them. Only a sample of the tiles is tried, with the tile of each row's best token in it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tightbeam.export.counts import count
 from tightbeam.export.errors import ExportError
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.integers import quantized_columns
-from tightbeam.plugins.ops.linear.layout import untiled as untiled_floats
 from tightbeam.plugins.ops.quantized_matmul import TILE_COLUMNS
 from tightbeam.plugins.ops.quantized_matmul.layout import untiled
+from tightbeam.plugins.ops.screened_linear.layout import HALF_STEP
 from tightbeam.plugins.ops.screened_quantized_matmul.layout import screen_of
 
-__all__ = ["MOST_COST", "ROWS_TO_CHOOSE", "STEPS_TO_CHOOSE", "ScreenChoice", "choose_directions"]
+__all__ = ["ROWS_TO_CHOOSE", "STEPS_TO_CHOOSE", "ScreenChoice", "choose_directions"]
 
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)
 """Directions that are tried, as shares of X."""
 MOST_COST = 0.8
-"""Products of a screened step over those of all logits, above which an export is refused."""
+"""Multiplications for the logits of a screened step, over those for all logits; an export with more is refused."""
 ONE_ROW = 8
-"""What a tile costs that is multiplied by one row, beside what it costs for each of a batch of rows."""
+"""Time of a tile that one row multiplies alone, over its time for each row of a batch."""
 SAMPLED = 512
 """Tiles of columns that are sampled."""
 ROWS_TO_CHOOSE, STEPS_TO_CHOOSE = 4096, 128
@@ -132,7 +132,7 @@ def _orthonormal(axes: Array) -> Array:
 
 
 def _sampled(rows: Array, matrix: Array, bias: Array) -> Array:
-    """Columns int64 of whole tiles: some at even distances, and those of the best token of each row."""
+    """Columns, int64: all of SAMPLED tiles at even distances, and of the tiles that hold the best token of a row."""
     whole = matrix.shape[1] // TILE_COLUMNS
     best = np.concatenate(
         [
@@ -149,18 +149,22 @@ def _computed(rows: Array, directions: Array, matrix: Array, bias: Array) -> flo
     """The share of tiles whose bound reaches the best logit, as the kernel finds it but for what float32 loses."""
     weights, scale = quantized_columns(matrix)
     screen = screen_of(directions, weights, scale[0], bias)
-    largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    numbers = np.rint(rows / largest * 127) * largest / 127
-    T = untiled_floats(screen.directions, directions.shape[1]).astype(np.float64)
-    head = numbers @ T
-    step = np.maximum(np.abs(head).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / 127
+    numbers, _ = _rounded(rows)
+    head = numbers @ directions.astype(np.float64)
+    rounded, step = _rounded(head)
     integers = untiled(screen.integers, len(bias)) * screen.integer_scale.astype(np.float64)
-    estimates = (np.rint(head / step) * step) @ integers + bias
+    estimates = rounded @ integers + bias
     along = np.linalg.norm(head, axis=1)
     rest = np.sqrt(np.maximum(np.square(numbers).sum(axis=1) - along**2, 0))
-    rounding = 0.52 * np.sqrt(head.shape[1]) * step[:, 0]
+    rounding = HALF_STEP * np.sqrt(head.shape[1]) * step
     error = np.stack([along, rest, rounding, np.ones(len(rows))], axis=1) @ screen.error.astype(np.float64)
     best = estimates.reshape(len(rows), -1, TILE_COLUMNS).max(axis=2)
     first = best.argmax(axis=1)[:, None] * TILE_COLUMNS + np.arange(TILE_COLUMNS)  # the tile of the best estimate
     logits = np.einsum("rx,xrc->rc", numbers, (weights * scale)[:, first]) + bias[first]
     return float((best + error >= logits.max(axis=1, keepdims=True)).mean())
+
+
+def _rounded(rows: Array) -> tuple[Array, Array]:
+    """Rows float64 [n, X] as integers of 8 bits give them, and the step [n] of each."""
+    integers, step = quantized_columns(rows.T)
+    return (integers * step.astype(np.float64)).T, step[0]

@@ -58,17 +58,14 @@ def screen_head(graphs: ModelGraphs, directions: Array | None = None) -> PassRes
     search = next(node for node in decoder.nodes if node.op == "BeamTopK")
     logits = search.inputs[0]
     node = logits.inputs[0]
-    in_integers = node.op in INTEGER_HEADS and directions is not None
-    if problem := _problem_of_integers(node) if in_integers else _problem(node):
-        raise PassError(f"{NAME}: {problem}; export without --screen-logits")
-    given = dict(zip(OPERATORS["BeamTopK"].input_names, search.inputs, strict=False))
-    given[ALL_LOGITS] = graph_input(decoder, ALL_LOGITS, np.bool_, ())
-    if directions is not None and in_integers:
-        name, attributes = "ScreenedQuantizedMatMul", {"split": 1} if node.op == "SplitRowsMatMul" else {}
-        given |= _inputs_of_integers(node, directions)
+    attributes = {}
+    if directions is None or node.op not in INTEGER_HEADS:
+        name, made = "ScreenedLinear", _inputs(node)
     else:
-        name, attributes = "ScreenedLinear", {}
-        given |= _inputs(node)
+        name, made = "ScreenedQuantizedMatMul", _inputs_of_integers(node, directions)
+        attributes = {"split": 1} if node.op == "SplitRowsMatMul" else {}
+    given = dict(zip(OPERATORS["BeamTopK"].input_names, search.inputs, strict=False))
+    given |= {**made, ALL_LOGITS: graph_input(decoder, ALL_LOGITS, np.bool_, ())}
     node.outputs.clear()
     Builder(decoder, NAME).operator(name, [given[entry] for entry in OPERATORS[name].input_names], attributes, [logits])
     tidy(decoder)
@@ -76,7 +73,7 @@ def screen_head(graphs: ModelGraphs, directions: Array | None = None) -> PassRes
 
 
 def head_site(graphs: ModelGraphs) -> Site:
-    """The product of the logits in a variant's graphs in float32. Raises PassError if they are no plain product."""
+    """The product of the logits in a variant's graphs in float32. PassError: more than a bias follows it."""
     search = next(node for node in graphs.decoder.nodes if node.op == "BeamTopK")
     node, bias = search.inputs[0].inputs[0], None
     if node.op == "Add" and (bias := next((each for each in node.inputs if isinstance(each, gs.Constant)), None)):
@@ -91,7 +88,8 @@ def head_site(graphs: ModelGraphs) -> Site:
 
 
 def _inputs(node: gs.Node) -> dict[str, gs.Tensor]:
-    """The inputs of ScreenedLinear that the search does not have."""
+    """The inputs of ScreenedLinear that BeamTopK does not have."""
+    _refuse(_problem(node))
     rows, tiles, bias, _ = node.inputs
     screen = screen_of(untiled(tiles.values, len(bias.values)))
     made = {"integers": screen.integers, "scale": screen.scale, "error": screen.error}
@@ -99,7 +97,8 @@ def _inputs(node: gs.Node) -> dict[str, gs.Tensor]:
 
 
 def _inputs_of_integers(node: gs.Node, directions: Array) -> dict[str, gs.Tensor]:
-    """The inputs of ScreenedQuantizedMatMul that the search does not have."""
+    """The inputs of ScreenedQuantizedMatMul that BeamTopK does not have."""
+    _refuse(_problem_of_integers(node))
     rows, tiles, scale, bias, _ = node.inputs
     weights = untiled_integers(tiles.values, len(bias.values), np.int8)
     screen = screen_along(directions, weights, scale.values[0], bias.values)
@@ -109,6 +108,11 @@ def _inputs_of_integers(node: gs.Node, directions: Array) -> dict[str, gs.Tensor
 
 def _constants(tiles: gs.Constant, made: dict[str, Array]) -> dict[str, gs.Tensor]:
     return {name: gs.Constant(f"{tiles.name}.{name}", values) for name, values in made.items()}
+
+
+def _refuse(problem: str) -> None:
+    if problem:
+        raise PassError(f"{NAME}: {problem}; export without --screen-logits")
 
 
 def _problem(node: gs.Node) -> str:

@@ -29,13 +29,19 @@ struct QuantizedMatMulArguments {
 
 class Parallel;
 
+// Checks that the sums of a row fit 32 bits.
+inline void check_groups(const Call& call) {
+  const int groups = call.size("groups");
+  if (groups > MAX_GROUPS)
+    call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
+              std::to_string(4 * MAX_GROUPS));
+}
+
 // Checks that the tiles of the weights fit the Y columns and the blocks of the scale.
 inline void check_quantized_matrix(const Call& call) {
   const int groups = call.size("groups"), blocks = call.size("blocks");
   check_tiles(call, "Y");
-  if (groups > MAX_GROUPS)
-    call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
-              std::to_string(4 * MAX_GROUPS));
+  check_groups(call);
   if (groups % blocks != 0)
     call.fail("scale has " + std::to_string(blocks) + " blocks, expected a divisor of " + std::to_string(groups) +
               ", the groups of four numbers in a row");

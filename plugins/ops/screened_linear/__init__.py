@@ -45,7 +45,7 @@ def _search_inputs() -> tuple[Input, ...]:
 
 
 SEARCH_INPUTS = _search_inputs()
-"""What tells which logits of a step are read."""
+"""Inputs that say which logits of a step are read."""
 
 BODY = """
     nothing = Constant <value = float[1,1] {0}> ()

@@ -24,9 +24,7 @@ ScreenedLinearArguments<Float> screened_linear_arguments(const Call& call) {
   ScreenedLinearArguments<Float> arguments{};
   const int vocabulary = call.size("vocabulary"), groups = call.size("groups");
   check_tiles(call, "vocabulary");
-  if (groups > MAX_GROUPS)
-    call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
-              std::to_string(4 * MAX_GROUPS));
+  check_groups(call);
   auto& product = arguments.product;
   product.R = call.size("B") * call.size("M");
   product.X = GROUP * groups;

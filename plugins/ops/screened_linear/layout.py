@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tightbeam.plugins.ops._split_rows import STEPS
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 
-__all__ = ["Screen", "screen_of"]
+__all__ = ["HALF_STEP", "OPERATIONS", "UNIT", "Screen", "screen_of"]
 
 Array = NDArray[Any]
 UNIT = 2.0**-24

@@ -25,9 +25,7 @@ ScreenedQuantizedMatMulArguments<Float> screened_quantized_matmul_arguments(cons
   ScreenedQuantizedMatMulArguments<Float> arguments{};
   const int vocabulary = call.size("vocabulary"), groups = call.size("groups");
   check_tiles(call, "vocabulary");
-  if (groups > MAX_GROUPS)
-    call.fail("rows has " + std::to_string(4L * groups) + " numbers a row, expected at most " +
-              std::to_string(4 * MAX_GROUPS));
+  check_groups(call);
   arguments.screens = call.size("screens");
   if (arguments.screens > MAX_GROUPS / GROUP)
     call.fail("directions has " + std::to_string(arguments.screens) + " tiles, expected at most " +

@@ -30,7 +30,7 @@ def random_case(
     **settings: float,
 ) -> Case:
     """Random rows near a space of ``16 screens`` directions, from which ``rest`` of their length points away, and
-    ScreenedLinear's other inputs; ``settings`` are those of its cases."""
+    ScreenedLinear's other inputs, of which ``settings`` replace sizes and scalars."""
     search = screened_linear.random_case(seed, R=R, groups=groups, vocabulary=vocabulary, **settings)  # type: ignore[arg-type]
     generator = np.random.default_rng(seed)
     X, K = 4 * groups, 16 * screens

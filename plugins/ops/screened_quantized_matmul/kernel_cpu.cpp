@@ -34,10 +34,8 @@ double length_of(const float* numbers, int count) {
   return std::sqrt(squares);
 }
 
-// The best of up to 16 numbers.
-float best_of(const float* numbers, int columns) {
-  return columns == 0 ? MINUS_INFINITY : *std::max_element(numbers, numbers + columns);
-}
+// The best of 1 to 16 numbers.
+float best_of(const float* numbers, int columns) { return *std::max_element(numbers, numbers + columns); }
 
 // The rows as their integers give them, float32 [R, X].
 std::vector<float> numbers_of(const QuantizedMatMulArguments<float>& a) {

@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from tightbeam.plugins.ops.linear.layout import tiled as float_tiles
 from tightbeam.plugins.ops.quantized_matmul import TILE_COLUMNS
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
+from tightbeam.plugins.ops.screened_linear.layout import OPERATIONS, UNIT
 
-__all__ = ["MOST_SKEW", "Screen", "screen_of"]
+__all__ = ["Screen", "screen_of"]
 
 Array = NDArray[Any]
-UNIT = 2.0**-24
-"""Relative rounding of one operation in float32."""
-OPERATIONS = 64
-"""More than the operations in float32 of an estimate, or of a logit."""
 OF_BIAS = 1e-5
 """Rounding that the bias adds to an estimate and to a logit, as a share of it."""
 OF_UNDERFLOW = 1e-30

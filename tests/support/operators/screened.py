@@ -1,4 +1,4 @@
-"""What BeamTopK chooses from screened logits, beside what it chooses from all of them."""
+"""Choices of BeamTopK among screened logits, beside those among all logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["candidates", "check_choice"]
 
 
 def candidates(case: Case, logits: Array) -> dict[str, Array]:
-    """What BeamTopK's kernel chooses."""
+    """Candidates that the kernel of BeamTopK chooses."""
     names = (
         *("history", "lengths", "banned", "normalize", "repetition_penalty", "no_repeat_ngram_size", "candidates"),
         "trie_nodes",
