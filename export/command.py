@@ -113,7 +113,15 @@ def export_model(
         if verbose:
             Console(highlight=False).print(details(bundle, workload))
         seconds = time.monotonic() - began
-        lines = report(bundle, workload, variant=options.variant, seconds=seconds, by_step=steps.seconds, notes=notes)
+        lines = report(
+            bundle,
+            workload,
+            variant=options.variant,
+            seconds=seconds,
+            budget=options.divergence_budget,
+            by_step=steps.seconds,
+            notes=notes,
+        )
         print(*lines, sep="\n", flush=True)
     except OSError as error:
         drop_output()

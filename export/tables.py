@@ -151,8 +151,11 @@ def _error(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.2%}"
 
 
-def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry]) -> str:
-    """A sentence for the report about the forms of products and their divergence; empty without integers."""
+def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], budget: float) -> str:
+    """A sentence for the report about the forms of products and their divergence; empty without integers.
+
+    ``budget`` is the largest divergence that the export allowed, in nats a token.
+    """
     if not entries:
         return ""
     kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16", "int8", "w4a16")}
@@ -169,7 +172,7 @@ def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[D
         perplexity = f"{100 * math.expm1(moved):.2g}%"
         said.append(
             f"{precision} moves the distribution of the next token by {moved:.2g} nats on the calibration inputs "
-            f"({perplexity} of perplexity)"
+            f"({perplexity} of perplexity); {budget:g} were allowed (--max-divergence)"
         )
     return "; ".join(said)
 

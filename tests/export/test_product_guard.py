@@ -230,11 +230,12 @@ def test_the_report_counts_what_is_not_in_int8() -> None:
     other = gs.Node("MatMul"), gs.Constant("V", good[1]), False, gs.Variable("x")
     entries = measure_products([Site("a", *place), Site("b", *other)], {"a": rows, "b": good[0]})
     said = "of 2 products and embeddings 1 have rows of 16 bits (--verbose shows the errors)"
-    assert describe_products(entries, ()) == said
-    assert describe_products(entries[1:], ()) == ""
+    assert describe_products(entries, (), 0.05) == said
+    assert describe_products(entries[1:], (), 0.05) == ""
     measured = DivergenceEntry(divergence=0.02, int8=1, w8a16=1, fp32=0, bytes=9)
     moved = "int8 moves the distribution of the next token by 0.02 nats on the calibration inputs (2% of perplexity)"
-    assert describe_products(entries, (measured,)) == f"{said}; {moved}"
+    allowed = "0.05 were allowed (--max-divergence)"
+    assert describe_products(entries, (measured,), 0.05) == f"{said}; {moved}; {allowed}"
 
 
 def test_a_note_where_int8_is_not_faster() -> None:
