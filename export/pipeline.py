@@ -97,6 +97,7 @@ from tightbeam.graph_passes import (
 from tightbeam.graph_passes.caches.cost import count_weights, predict
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
+from tightbeam.graph_passes.precision.integers import Made
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 from tightbeam.graph_passes.precision.move_key_scales import move_key_scales
 from tightbeam.graph_passes.precision.move_scales import move_scales
@@ -452,8 +453,9 @@ def _lower_precision(export: _Export) -> None:
     precision = export.options.precision
     export.exact = None
     export.products, export.divergences, export.directions = (), (), None
-    int4 = _guard_products(export) if precision in INTEGERS else {}
-    chosen = {"forms": forms_of(export.products), "int4": int4, "directions": export.directions}
+    made: Made = {}
+    int4 = _guard_products(export, made) if precision in INTEGERS else {}
+    chosen = {"forms": forms_of(export.products), "int4": int4, "directions": export.directions, "made": made}
     graphs, results = _to_precision(export, precision, screened=export.options.screen_logits, **chosen)
     is_float32 = precision == "fp32" and not export.options.int8_caches
     export.exact = export.graphs if export.options.check and not is_float32 else None
@@ -463,10 +465,11 @@ def _lower_precision(export: _Export) -> None:
         _check_memory(export, weight_bytes(graphs))
 
 
-def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
+def _guard_products(export: _Export, made: Made) -> dict[str, Int4Matrix]:
     """Measure the error of each product in integers on real rows and of all together, and choose their forms.
 
-    Returns the matrices of 4 bits by the names of their products. Raises ExportError if too few can have them.
+    Adds the matrices that it quantises to ``made``. Returns the matrices of 4 bits by the names of their products.
+    Raises ExportError if too few can have them.
     """
     export.on_step(MEASURING_PRODUCTS)
     found = sites(export.graphs)
@@ -496,7 +499,7 @@ def _guard_products(export: _Export) -> dict[str, Int4Matrix]:
     counted = _counted(export, exact)
 
     def divergence_of(forms: Mapping[str, str]) -> float:
-        quantized, _ = to_precision(graphs, "int8", forms, int4)
+        quantized, _ = to_precision(graphs, "int8", forms, int4, made=made)
         return divergence(exact, run(quantized, exact.tokens).log_probabilities, counted)
 
     budget = export.options.divergence_budget - (export.cache_divergence or 0.0)  # independent errors add up

@@ -42,6 +42,7 @@ from tightbeam.graph_passes.cleanup.step_rows import step_rows
 from tightbeam.graph_passes.cleanup.tie_embeddings import tie_embeddings
 from tightbeam.graph_passes.model import Array, ModelGraphs, Pass, PassError, PassResult
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
+from tightbeam.graph_passes.precision.integers import Made
 from tightbeam.graph_passes.precision.linear import linear
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS, lower_precision
 from tightbeam.graph_passes.precision.normalize_rows import normalize_rows
@@ -134,6 +135,7 @@ def to_precision(
     generated_cache_precision: str | None = None,
     screened: bool = False,
     directions: Array | None = None,
+    made: Made | None = None,
 ) -> tuple[ModelGraphs, list[PassResult]]:
     """Copy of a variant's graphs in a precision; in float32, int8 and int4 with the operators of CPUs.
 
@@ -153,6 +155,8 @@ def to_precision(
         Screen the logits of greedy steps, with "fp32" and "int8".
     directions
         Orthonormal columns float32 [X, K] along which logits in int8 are estimated.
+    made
+        Matrices that were quantised for other copies of these graphs, to which those of this one are added.
 
     Raises
     ------
@@ -162,7 +166,9 @@ def to_precision(
     """
     if precision not in ("fp32", *INTEGERS):
         return _run(_precision_passes(precision), graphs)
-    integers: list[Pass] = [partial(quantize, forms=forms, int4=int4), normalize_rows] if precision in INTEGERS else []
+    integers: list[Pass] = (
+        [partial(quantize, forms=forms, int4=int4, made=made), normalize_rows] if precision in INTEGERS else []
+    )
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
     screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []

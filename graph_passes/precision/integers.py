@@ -12,12 +12,17 @@ from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.sites import Site
 from tightbeam.plugins.ops.quantized_matmul.layout import tiled
 
-__all__ = ["MOST", "SMALLEST", "QuantizedWeights", "quantized_columns"]
+__all__ = ["MOST", "SMALLEST", "Made", "QuantizedWeights", "quantized_columns"]
 
 MOST = 127
 """The largest integer of a row or a column."""
 SMALLEST = 1e-30
 """A row or column without a larger number counts as zeros: ``QuantizeRows`` takes no smaller scale."""
+COLUMNS_AT_ONCE = 256
+"""Columns that are quantised together, so that their quotients stay in the processor's cache."""
+
+Made = dict[tuple[int, bool, bool], tuple[Array, tuple[Array, ...]]]
+"""Matrices and what was made of each: by the matrix's identity, whether it is transposed, and whether it has 4 bits."""
 
 
 def quantized_columns(matrix: Array) -> tuple[Array, Array]:
@@ -34,21 +39,28 @@ def quantized_columns(matrix: Array) -> tuple[Array, Array]:
         Integers int8 [X, Y], and the scale float32 [1, Y]. A number is its integer times the scale of its column, to
         half a step.
     """
-    largest = np.abs(matrix).max(axis=0, keepdims=True)
-    scale = np.where(largest > SMALLEST, largest, 1).astype(np.float32) / np.float32(MOST)
-    return np.clip(np.rint(matrix / scale), -MOST, MOST).astype(np.int8), scale
+    integers, scale = np.empty_like(matrix, np.int8), np.empty((1, matrix.shape[1]), np.float32)
+    for first in range(0, matrix.shape[1], COLUMNS_AT_ONCE):
+        columns = slice(first, first + COLUMNS_AT_ONCE)
+        largest = np.abs(matrix[:, columns]).max(axis=0, keepdims=True)
+        scale[:, columns] = np.where(largest > SMALLEST, largest, 1).astype(np.float32) / np.float32(MOST)
+        steps = matrix[:, columns] / scale[:, columns]
+        integers[:, columns] = np.clip(np.rint(steps, out=steps), -MOST, MOST, out=steps)
+    return integers, scale
 
 
 @dataclass
 class QuantizedWeights:
     """Quantised matrices, each made once for all its readers in both graphs.
 
-    ``int4`` has the matrices of the products and embeddings of the form "w4a16", by the names of their sites.
+    ``int4`` has the matrices of the products and embeddings of the form "w4a16", by the names of their sites. ``made``
+    may come from an earlier copy of the same graphs.
     """
 
     int4: Mapping[str, Int4Matrix] = field(default_factory=dict)
-    made: dict[tuple[int, bool], tuple[Array, tuple[Array, ...]]] = field(default_factory=dict)
+    made: Made = field(default_factory=dict)
     saved: int = 0
+    counted: set[tuple[int, bool, bool]] = field(default_factory=set)
 
     def of(self, site: Site) -> tuple[Array, ...]:
         """Tiles, and scale [1, Y], of a site's matrix [X, Y]; with heads, tiles and scale of each.
@@ -56,9 +68,9 @@ class QuantizedWeights:
         Of 4 bits: tiles, scales of blocks, and scale [Y].
         """
         values: Array = site.matrix.values
-        key = id(values), site.transposed
+        key = id(values), site.transposed, site.name in self.int4
         if key not in self.made and site.name in self.int4:
-            self._keep(key, values, self.int4[site.name].tiles())
+            self.made[key] = values, self.int4[site.name].tiles()
         elif key not in self.made:
             matrices = site.values if site.heads else site.values[None]
             quantized = [quantized_columns(matrix) for matrix in matrices]
@@ -66,8 +78,12 @@ class QuantizedWeights:
             scale = np.stack([scales for _, scales in quantized])
             if not site.heads:
                 tiles, scale = tiles[0], scale[0]
-            self._keep(key, values, (tiles, scale))
-        return self.made[key][1]
+            self.made[key] = values, (tiles, scale)
+        made = self.made[key][1]
+        if key not in self.counted:
+            self.counted.add(key)
+            self.saved += values.nbytes - sum(array.nbytes for array in made)
+        return made
 
     def table_of(self, site: Site) -> tuple[Array, Array, Array]:
         """Integers uint8 [Y, X] of a table, the scale [Y] of its rows, and the integer uint8 [Y] that is zero."""
@@ -76,10 +92,6 @@ class QuantizedWeights:
         made = unsigned, scale.reshape(-1), np.full(site.Y, MOST, np.uint8)
         self.saved += site.values.nbytes - sum(array.nbytes for array in made)
         return made
-
-    def _keep(self, key: tuple[int, bool], values: Array, made: tuple[Array, ...]) -> None:
-        self.made[key] = values, made
-        self.saved += values.nbytes - sum(array.nbytes for array in made)
 
     def bytes_saved(self, run: object) -> int:
         """Bytes saved against float32, the same in any run."""

@@ -39,7 +39,7 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.builder import tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
-from tightbeam.graph_passes.precision.integers import QuantizedWeights
+from tightbeam.graph_passes.precision.integers import Made, QuantizedWeights
 from tightbeam.graph_passes.precision.products import Products
 from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of, tables_of
 
@@ -51,7 +51,10 @@ NO_INT4: Mapping[str, Int4Matrix] = MappingProxyType({})
 
 
 def quantize(
-    graphs: ModelGraphs, forms: Mapping[str, str] = NO_FORMS, int4: Mapping[str, Int4Matrix] = NO_INT4
+    graphs: ModelGraphs,
+    forms: Mapping[str, str] = NO_FORMS,
+    int4: Mapping[str, Int4Matrix] = NO_INT4,
+    made: Made | None = None,
 ) -> PassResult:
     """Quantise both graphs, in place.
 
@@ -64,8 +67,11 @@ def quantize(
     int4
         The matrices of the products and embeddings of the form "w4a16", by their names. Readers of one matrix have the
         same one.
+    made
+        Matrices that were quantised for other copies of these graphs, to which those of this one are added.
     """
-    weights = QuantizedWeights({name: matrix for name, matrix in int4.items() if forms.get(name) == "w4a16"})
+    in_int4 = {name: matrix for name, matrix in int4.items() if forms.get(name) == "w4a16"}
+    weights = QuantizedWeights(in_int4, {} if made is None else made)
     matched = sum(_quantize(graph, name, graphs.sizes, weights, forms) for name, graph in named_graphs(graphs))
     return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)
 

@@ -143,6 +143,10 @@ POSITIONS = "model.decoder.embed_positions.weight"
         ),
         (lambda w: w[FC1].view(-1)[7].fill_(float("nan")), f"NaN or infinite weights in {FC1}"),
         (lambda w: w["final_logits_bias"][0, 3].fill_(float("-inf")), "NaN or infinite weights in final_logits_bias"),
+        (
+            lambda w: w["final_logits_bias"][0, :2].copy_(torch.tensor([float("inf"), float("-inf")])),
+            "NaN or infinite weights in final_logits_bias",
+        ),
     ],
 )
 def test_weights_that_do_not_fit(
@@ -151,6 +155,12 @@ def test_weights_that_do_not_fit(
     folder = checkpoints.copy(tmp_path / "c")
     edit_weights(folder, change)
     assert expected in refusal(folder)
+
+
+def test_weights_whose_sum_overflows_are_finite(checkpoints: CheckpointCache, tmp_path: Path) -> None:
+    folder = checkpoints.copy(tmp_path / "c")
+    edit_weights(folder, lambda weights: weights["final_logits_bias"].fill_(3e38))
+    assert load_checkpoint(folder).sizes.vocabulary == 101
 
 
 def test_all_errors_are_reported_at_once(checkpoints: CheckpointCache, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ __all__ = ["tiled", "untiled"]
 
 Array = NDArray[Any]
 
+COLUMNS_AT_ONCE = 256
+"""Columns that are put into tiles together, so that they stay in the processor's cache."""
+
 
 def tiled(weights: Array) -> Array:
     """Put a matrix of integers into tiles of 16 columns.
@@ -28,10 +31,18 @@ def tiled(weights: Array) -> Array:
         Tiles uint8 [ceil(Y / 16), X / 4, 16, 4] of the integers plus 128. Zero weights fill the last one.
     """
     X, Y = weights.shape
-    padded = np.zeros((X, -(-Y // TILE_COLUMNS) * TILE_COLUMNS), np.int8)
-    padded[:, :Y] = weights
-    tiles = padded.reshape(X // GROUP, GROUP, -1, TILE_COLUMNS).transpose(2, 0, 3, 1)
-    return np.ascontiguousarray(tiles).view(np.uint8) ^ np.uint8(ZERO_POINT)
+    tiles = np.full((-(-Y // TILE_COLUMNS), X // GROUP, TILE_COLUMNS, GROUP), ZERO_POINT, np.uint8)
+    groups = tiles.view(np.uint32)[..., 0]  # the four integers of a column and a group move as one
+    for first in range(0, Y, COLUMNS_AT_ONCE):
+        columns = np.ascontiguousarray(weights[:, first : first + COLUMNS_AT_ONCE].T, np.int8).view(np.uint8)
+        of_columns = (columns ^ np.uint8(ZERO_POINT)).view(np.uint32)
+        whole = len(of_columns) // TILE_COLUMNS
+        tile = first // TILE_COLUMNS
+        complete = of_columns[: whole * TILE_COLUMNS].reshape(whole, TILE_COLUMNS, X // GROUP)
+        groups[tile : tile + whole] = complete.transpose(0, 2, 1)
+        if len(rest := of_columns[whole * TILE_COLUMNS :]):
+            groups[-1, :, : len(rest)] = rest.T
+    return tiles
 
 
 def untiled(tiles: Array, Y: int, dtype: type = np.int64) -> Array:
