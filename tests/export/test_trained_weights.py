@@ -90,7 +90,7 @@ def test_an_int8_bundle_loads_and_errs_by_what_it_says(
     exact = export_model(folder, tmp_path / "exact", variant=variant, check=False)
     low = Bundle.load(export_model(folder, tmp_path / "low", variant=variant, precision="int8").path)
     kept = [(entry.kept, getattr(entry, entry.kept)) for entry in low.manifest.quantized]
-    assert {form for form, _ in kept} > {"int8"}
+    assert "int8" in {form for form, _ in kept}
     assert all(error is not None and error <= ALLOWED for _, error in kept)
     said = low.manifest.precision_error
     found = compare_runtimes(exact, OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1), sources_of(exact))
