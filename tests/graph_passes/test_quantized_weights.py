@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,12 @@ def arrays(graphs: ModelGraphs) -> list[Any]:
     return [tensor.values for tensor in product.inputs[1:3]]  # tiles and scale
 
 
-def test_copies_of_the_graphs_share_what_was_quantised() -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_copies_of_the_graphs_share_what_was_quantised(read: bool) -> None:
+    """A graph read from a message loads its constants when they are first asked for."""
     graphs, made = graphs_of(matrix(WIDE, "C")), Made()
+    if read:
+        graphs = replace(graphs, encoder=gs.import_onnx(gs.export_onnx(graphs.encoder)))
     alone, said = to_precision(graphs, "int8")
     first, _ = to_precision(graphs, "int8", made=made)
     assert len(made) == 1
