@@ -157,6 +157,9 @@ class ModelGraphs:
 
     def copy(self) -> ModelGraphs:
         """Copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""
+        for tensor in (*self.encoder.tensors().values(), *self.decoder.tensors().values()):
+            if isinstance(tensor, gs.Constant):
+                _ = tensor.values  # else each copy reads arrays of its own from the bytes of an ONNX message
         return replace(self, encoder=self.encoder.copy(), decoder=self.decoder.copy())
 
 

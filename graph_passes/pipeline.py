@@ -27,8 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-import onnx_graphsurgeon as gs
-
 from tightbeam.graph_passes.caches.kinds import GENERATED, SOURCE, KeyForm, LayerPlan, require_kinds
 from tightbeam.graph_passes.cleanup.alignment_outputs import alignment_outputs
 from tightbeam.graph_passes.cleanup.encoder_attention import encoder_attention
@@ -158,7 +156,7 @@ def to_precision(
     directions
         Orthonormal columns float32 [X, K] along which logits in int8 are estimated.
     made
-        Matrices of these graphs that were quantised for other copies, to which those of this one are added.
+        Quantised matrices that the copies of these graphs share. Those that it lacks are added.
 
     Raises
     ------
@@ -175,16 +173,7 @@ def to_precision(
     screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
     caches.append(prompt_parts if cache_precision is None else quantize_source)
-    if made is not None:
-        _load(graphs)
     return _run([*passes, *screens, *caches], graphs)
-
-
-def _load(graphs: ModelGraphs) -> None:
-    """Read the constants that are still bytes of an ONNX message, so that all copies share their arrays."""
-    for tensor in (*graphs.encoder.tensors().values(), *graphs.decoder.tensors().values()):
-        if isinstance(tensor, gs.Constant):
-            _ = tensor.values
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -10,7 +10,7 @@ import numpy as np
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
 from tightbeam.graph_passes.precision.sites import Site
-from tightbeam.plugins.ops.quantized_matmul.layout import tiled
+from tightbeam.plugins.ops.quantized_matmul.layout import COLUMNS_AT_ONCE, tiled
 
 __all__ = ["MOST", "SMALLEST", "Made", "QuantizedWeights", "quantized_columns"]
 
@@ -18,8 +18,6 @@ MOST = 127
 """The largest integer of a row or a column."""
 SMALLEST = 1e-30
 """A row or column without a larger number counts as zeros: ``QuantizeRows`` takes no smaller scale."""
-COLUMNS_AT_ONCE = 256
-"""Columns that are quantised together, so that their quotients stay in the processor's cache."""
 
 Made = dict[tuple[int, bool, bool], tuple[Array, tuple[Array, ...]]]
 """Matrices and what was made of each: by the matrix's identity, whether it is transposed, and whether it has 4 bits."""
@@ -69,16 +67,9 @@ class QuantizedWeights:
         """
         values: Array = site.matrix.values
         key = id(values), site.transposed, site.name in self.int4
-        if key not in self.made and site.name in self.int4:
-            self.made[key] = values, self.int4[site.name].tiles()
-        elif key not in self.made:
-            matrices = site.values if site.heads else site.values[None]
-            quantized = [quantized_columns(matrix) for matrix in matrices]
-            tiles = np.stack([tiled(integers) for integers, _ in quantized])
-            scale = np.stack([scales for _, scales in quantized])
-            if not site.heads:
-                tiles, scale = tiles[0], scale[0]
-            self.made[key] = values, (tiles, scale)
+        if key not in self.made:
+            in_int4 = self.int4.get(site.name)
+            self.made[key] = values, _in_int8(site) if in_int4 is None else in_int4.tiles()
         made = self.made[key][1]
         if key not in self.counted:
             self.counted.add(key)
@@ -96,3 +87,12 @@ class QuantizedWeights:
     def bytes_saved(self, run: object) -> int:
         """Bytes saved against float32, the same in any run."""
         return self.saved
+
+
+def _in_int8(site: Site) -> tuple[Array, Array]:
+    """Tiles and scale of a site's matrix; with heads, of each head's."""
+    matrices = site.values if site.heads else site.values[None]
+    quantized = [quantized_columns(matrix) for matrix in matrices]
+    tiles = np.stack([tiled(integers) for integers, _ in quantized])
+    scale = np.stack([scales for _, scales in quantized])
+    return (tiles, scale) if site.heads else (tiles[0], scale[0])

@@ -68,7 +68,7 @@ def quantize(
         The matrices of the products and embeddings of the form "w4a16", by their names. Readers of one matrix have the
         same one.
     made
-        Matrices that were quantised for other copies of these graphs, to which those of this one are added.
+        Quantised matrices that the copies of these graphs share. Those that it lacks are added.
     """
     in_int4 = {name: matrix for name, matrix in int4.items() if forms.get(name) == "w4a16"}
     weights = QuantizedWeights(in_int4, {} if made is None else made)

@@ -75,6 +75,14 @@ def test_tokens_in_float32_are_those_of_torch(
     assert bool(manifest.guard) == (variant != "dedup")
 
 
+ALL_IN_INT8 = {
+    *(("bart", "dedup", kinds) for kinds in ("tokens", "dead large")),
+    *(("whisper", "dedup", kinds) for kinds in ("tokens", "dead large")),
+    ("marian", "dedup", "dead large"),
+}
+"""Weights whose outliers are moved until every product holds in int8; the others need a wider one."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "variant", "kinds"),
@@ -90,7 +98,7 @@ def test_an_int8_bundle_loads_and_errs_by_what_it_says(
     exact = export_model(folder, tmp_path / "exact", variant=variant, check=False)
     low = Bundle.load(export_model(folder, tmp_path / "low", variant=variant, precision="int8").path)
     kept = [(entry.kept, getattr(entry, entry.kept)) for entry in low.manifest.quantized]
-    assert "int8" in {form for form, _ in kept}
+    assert ({form for form, _ in kept} > {"int8"}) == ((family, variant, kinds) not in ALL_IN_INT8)
     assert all(error is not None and error <= ALLOWED for _, error in kept)
     said = low.manifest.precision_error
     found = compare_runtimes(exact, OnnxRuntimeCpu(exact, 1), OnnxRuntimeCpu(low, 1), sources_of(exact))

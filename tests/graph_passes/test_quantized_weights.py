@@ -10,8 +10,8 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
-from tightbeam.graph_passes.precision.integers import COLUMNS_AT_ONCE, Made, quantized_columns
-from tightbeam.plugins.ops.quantized_matmul.layout import tiled, untiled
+from tightbeam.graph_passes.precision.integers import Made, quantized_columns
+from tightbeam.plugins.ops.quantized_matmul.layout import COLUMNS_AT_ONCE, tiled, untiled
 
 D, WIDE = 32, 2 * COLUMNS_AT_ONCE + 37
 SIZES = Sizes(D=D, H=1, G=1, K=D, V=D, L=1, vocabulary=9, source_vocabulary=9, max_source=9, max_target=8)

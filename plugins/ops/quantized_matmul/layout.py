@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from tightbeam.plugins.ops.quantized_matmul import GROUP, TILE_COLUMNS, ZERO_POINT
 
-__all__ = ["tiled", "untiled"]
+__all__ = ["COLUMNS_AT_ONCE", "tiled", "untiled"]
 
 Array = NDArray[Any]
 
 COLUMNS_AT_ONCE = 256
-"""Columns that are put into tiles together, so that they stay in the processor's cache."""
+"""Columns that are quantised or put into tiles together, so that they stay in the processor's cache."""
 
 
 def tiled(weights: Array) -> Array:
