@@ -28,13 +28,20 @@ class SettingsCache(Generic[K, V]):
 
     def __init__(self, make: Callable[[K], V]) -> None:
         self._light, self._heavy = lru_cache(MOST_LIGHT)(make), lru_cache(MOST_HEAVY)(make)
+        self._last: tuple[K, V] | None = None  # the samples of a request have one object of settings
 
     def __call__(self, settings: K) -> V:
         """Return the object of ``settings``. Raises what making it raises."""
-        return self._heavy(settings) if _is_heavy(settings) else self._light(settings)
+        last = self._last
+        if last is not None and last[0] is settings:
+            return last[1]
+        made = self._heavy(settings) if _is_heavy(settings) else self._light(settings)
+        self._last = settings, made
+        return made
 
     def clear(self) -> None:
         """Drop all objects."""
+        self._last = None
         self._light.cache_clear()
         self._heavy.cache_clear()
 

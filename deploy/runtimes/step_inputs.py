@@ -40,12 +40,12 @@ class BeamStepper:
         self._prompt_lengths = np.zeros(0, np.int64)  # [B']
         self._padding = np.zeros(0, np.int64)  # [B'], tokens of padding in them
         self._padded: PaddedHistory | None = None  # the search's rows, if the decoder's have no padding
-        self._options = options
+        self._options, self._reads_logits = options, options.reads_logits
         inputs["normalize"][...] = options.normalize
         inputs["repetition_penalty"][...] = options.repetition_penalty
         inputs["candidates"][...] = options.candidates
-        inputs["all_logits"][...] = options.reads_logits
-        if options.reads_logits:
+        inputs["all_logits"][...] = self._reads_logits
+        if self._reads_logits:
             decoding.fetch_logits()
         if options.aligned:
             decoding.fetch_alignment()
@@ -95,10 +95,10 @@ class BeamStepper:
 
     def _whole_rows(self) -> Rows | None:
         """Return all scores of the step; None if they are not fetched."""
-        inputs, options = self._decoding.inputs, self._options
-        logits = self._decoding.logits if options.reads_logits else None
+        logits = self._decoding.logits if self._reads_logits else None
         if logits is None:
             return None
+        inputs, options = self._decoding.inputs, self._options
         return Rows(
             logits=logits,
             history=inputs["history"],

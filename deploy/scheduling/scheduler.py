@@ -61,7 +61,7 @@ class Scheduler:
     work : Work
         Counts of the work that was done.
     cache_bytes : (int, int)
-        Bytes of the source cache and of the generated cache of the latest batch.
+        Bytes of the source cache and of the generated cache of the batch in which a sample ended last.
     """
 
     def __init__(
@@ -176,10 +176,11 @@ class Scheduler:
             self._turn = None, 0
         with self._lock:
             self._run_or_fail(lane, free)
-        if lane.batch is not None:
-            self.cache_bytes = lane.batch.decoding.cache_bytes
-            lane.close_finished()
         ended, self._ended = self._ended, []
+        if lane.batch is not None:
+            if ended:
+                self.cache_bytes = lane.batch.decoding.cache_bytes
+            lane.close_finished()
         return ended
 
     def run(self, samples: Iterable[Sample]) -> dict[int, SearchResult]:

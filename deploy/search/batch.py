@@ -416,6 +416,8 @@ class BatchSearch(Generic[State]):
 
     def cancelled(self, prompted: Bools, tokens: Ints | None) -> Bools:
         """Report a step, with ``tokens`` int64 [B] or None; returns bool [B], True for a cancelled sample."""
+        if not prompted.any():
+            return self.callback.on_step(self._numbers, tokens)
         cancelled = np.zeros(len(self.places), np.bool_)
         counted = np.flatnonzero(~prompted)
         if len(counted):

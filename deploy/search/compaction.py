@@ -37,13 +37,15 @@ class Compaction:
         holes = np.flatnonzero(removed[:remaining])
         return cls(tuple(zip(kept[kept >= remaining].tolist(), holes.tolist(), strict=True)), remaining)
 
-    def apply(self, values: AnyArray, rows_per_sample: int = 1) -> AnyArray:
+    def apply(self, values: AnyArray, rows_per_sample: int = 1, part: tuple[slice, ...] = ()) -> AnyArray:
         """Compact a contiguous array in place.
 
         Parameters
         ----------
         values : array [B * rows_per_sample, ...]
         rows_per_sample : int
+        part : tuple of slice
+            The part of each row that is moved; what else is in a row does not matter.
 
         Returns
         -------
@@ -52,5 +54,5 @@ class Compaction:
         """
         n = rows_per_sample
         for source, hole in self.moves:
-            values[hole * n : (hole + 1) * n] = values[source * n : (source + 1) * n]
+            values[(slice(hole * n, (hole + 1) * n), *part)] = values[(slice(source * n, (source + 1) * n), *part)]
         return values[: self.remaining * n]  # type: ignore[return-value]  # a view of the same type

@@ -49,7 +49,8 @@ class PackedRows {
 
   int tiles() const { return tiles_; }
   int count(int tile) const { return first(tile + 1) - first(tile); }
-  long row(int tile) const { return begin_ + first(tile) / a_.digits; }
+  long row(int tile) const { return begin_ + undigited(first(tile)); }
+  int rows(int tile) const { return undigited(count(tile)); }
   const unsigned char* packed(int tile, long group) const { return bytes_.get() + offset(tile, group); }
   // Of a block of a row, or of 32 weights of 4 bits; the pairs of digits of these have one each.
   const int* corrections(int tile, int block) const {
@@ -59,6 +60,7 @@ class PackedRows {
 
  private:
   int first(int tile) const { return std::min(rows_, tile * each_); }
+  int undigited(int rows) const { return a_.digits == 2 ? rows / 2 : rows; }
   long offset(int tile, long group) const {
     return (static_cast<long>(first(tile)) * a_.groups + group * count(tile)) * kernels_.group_bytes;
   }
@@ -94,43 +96,74 @@ struct Plan {
   int parts;     // of K: one stays in the first cache while all tiles of rows are multiplied by it
 };
 
-// Multiplies tiles of rows by tiles of columns.
+// A part of a block of K.
+struct Part {
+  int block;
+  Range groups;
+  long steps;        // of TILE_STEP bytes of weights
+  long first;        // bytes of a tile before it
+  bool begins, ends;  // whether it is the first, and the last, of the block
+};
+
+// The parts of all blocks, in order.
+std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count) {
+  const int block_groups = a.groups / a.blocks, per_step = is_int4(a) ? 2 : 1;  // groups in TILE_STEP bytes
+  std::vector<Part> parts;
+  for (int block = 0; block < a.blocks; ++block) {
+    const Range all{block * block_groups, (block + 1) * block_groups};
+    for (int i = 0; i < count; ++i) {
+      const Range groups = all.part(i, count, is_int4(a) ? INT4_GROUPS : 1);
+      parts.push_back({block, groups, groups.size() / per_step, groups.begin / per_step * long{TILE_STEP}, i == 0,
+                       i + 1 == count});
+    }
+  }
+  return parts;
+}
+
+// Fetches the memory of products, so that their multiplication does not wait for it at its end.
+void fetch(const float* products, long step, int rows, int columns) {
+  constexpr int NUMBERS = LINE / sizeof(float);
+  for (int row = 0; row < rows; ++row, products += step)
+    for (int first = 0; first < columns; first += NUMBERS) __builtin_prefetch(products + first, 1);
+}
+
+// Multiplies tiles of rows by tiles of columns. No division is in the loops: it would take as long as 60 products.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan) {
   const Quantized& kernels = quantized();
   const bool int4 = is_int4(a);
-  const int per_step = int4 ? 2 : 1;  // groups in TILE_STEP bytes
-  const long tile_bytes = static_cast<long>(a.groups / per_step) * TILE_STEP;
+  const long tile_bytes = static_cast<long>(int4 ? a.groups / 2 : a.groups) * TILE_STEP;
   const long tile_scales = static_cast<long>(a.groups / INT4_GROUPS) * TILE_COLUMNS;
-  const int row_tile_count = row_tiles.size(), block_groups = a.groups / a.blocks;
+  const int row_tile_count = row_tiles.size();
   const long step = (TILE_STEP - 1) / row_tile_count + 1;
+  const std::vector<Part> parts = parts_of(a, plan.parts);
   alignas(LINE) int sums[MOST_PARTED][MOST_ROWS * 2 * TILE_COLUMNS];
-  const auto multiply_tile = [&](int block, int part, int index, int tile, int count) {
-    const int row_tile = row_tiles.begin + index, first = tile * TILE_COLUMNS, height = rows.count(row_tile);
+  const auto multiply_tile = [&](const Part& part, int index, int tile, int count) {
+    const int row_tile = row_tiles.begin + index, first = tile * TILE_COLUMNS;
     const int stride = count * TILE_COLUMNS, columns = std::min(stride, a.Y - first);
-    const Range groups =
-        Range{block * block_groups, (block + 1) * block_groups}.part(part, plan.parts, int4 ? INT4_GROUPS : 1);
-    const long steps = groups.size() / per_step;
-    const unsigned char* weights = a.weights + tile * tile_bytes + groups.begin / per_step * long{TILE_STEP};
+    const unsigned char* weights = a.weights + tile * tile_bytes + part.first;
     // With one tile of rows, prefetch a little ahead; else the next part, or the same part of the next tiles.
-    const bool over = groups.end == a.groups;
+    const bool over = part.groups.end == a.groups;
     const long ahead = row_tile_count == 1 ? (int4 && tile_bytes < SMALL_TILE ? count * tile_bytes : AHEAD)
-                       : plan.parts > 1    ? steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
+                       : plan.parts > 1    ? part.steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
                                            : plan.together * tile_bytes;
     int* products = sums[plan.parts > 1 ? index : 0];
+    const long row = rows.row(row_tile);
+    float* output = a.products + row * a.products_step + first;
+    if (part.ends) fetch(output, a.products_step, rows.rows(row_tile), columns);
     Multiplication m{};
-    m.packed = rows.packed(row_tile, groups.begin);
-    m.rows = height;
+    m.packed = rows.packed(row_tile, part.groups.begin);
+    m.rows = rows.count(row_tile);
     m.tiles = count;
     m.weights = weights;
     m.tile_bytes = tile_bytes;
-    m.groups = groups.size();
-    m.start = part == 0 ? rows.corrections(row_tile, block) : nullptr;
+    m.groups = part.groups.size();
+    m.start = part.begins ? rows.corrections(row_tile, part.block) : nullptr;
     m.products = products;
-    m.next = weights + ahead + index * step * steps;
+    m.next = weights + ahead + index * step * part.steps;
     m.next_step = step;
     if (int4) {
-      const int first_block = groups.begin / INT4_GROUPS;
+      const int first_block = part.groups.begin / INT4_GROUPS;
       m.block_scale = a.block_scale + tile * tile_scales + first_block * TILE_COLUMNS;
       m.block_scale_step = tile_scales;
       m.corrections = rows.corrections(row_tile, first_block);
@@ -139,21 +172,19 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
     } else {
       kernels.multiply(m);
     }
-    if (part + 1 < plan.parts) return;
-    const long row = rows.row(row_tile);
-    kernels.scale({products, stride, height / a.digits, columns, int4 ? 0 : a.digits,
-                   a.row_scale + row * a.row_scale_step + block, a.row_scale_step,
-                   a.scale + static_cast<long>(block) * a.Y + first, block == 0, block + 1 == a.blocks, a.bias + first,
-                   a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first, a.addend_of_all,
-                   a.products + row * a.products_step + first, a.products_step});
+    if (!part.ends) return;
+    kernels.scale({products, stride, rows.rows(row_tile), columns, int4 ? 0 : a.digits,
+                   a.row_scale + row * a.row_scale_step + part.block, a.row_scale_step,
+                   a.scale + static_cast<long>(part.block) * a.Y + first, part.block == 0, part.block + 1 == a.blocks,
+                   a.bias + first, a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first,
+                   a.addend_of_all, output, a.products_step});
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
     const int to = std::min(tiles.end, from + plan.together);
-    for (int block = 0; block < a.blocks; ++block)
-      for (int part = 0; part < plan.parts; ++part)
-        for (int index = 0; index < row_tile_count; ++index)
-          for (int tile = from; tile < to; tile += plan.most)
-            multiply_tile(block, part, index, tile, std::min(plan.most, to - tile));
+    for (const Part& part : parts)
+      for (int index = 0; index < row_tile_count; ++index)
+        for (int tile = from; tile < to; tile += plan.most)
+          multiply_tile(part, index, tile, std::min(plan.most, to - tile));
   }
 }
 

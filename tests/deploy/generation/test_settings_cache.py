@@ -45,6 +45,26 @@ def test_the_cache_keeps_few_objects_of_large_settings(
     assert not any(made() for made in alive)
 
 
+class Counted(tuple[int, ...]):
+    """Settings that count how often they are looked through."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_the_samples_of_a_request_look_through_its_settings_once() -> None:
+    cache, settings = SettingsCache(Made), Counted((1, 2))
+    made = cache(settings)
+    looked = Counted.hashed
+    assert all(cache(settings) is made for _ in range(32))
+    assert Counted.hashed == looked
+    other = cache(Counted((3,)))
+    assert cache(settings) is made and cache(Counted((3,))) is other
+
+
 def test_a_model_keeps_few_of_the_large_lists_that_requests_have(bundles: BundleCache) -> None:
     settings = Runner.load(bundles("dedup"), threads=1).model.settings
     made: list[weakref.ref[object]] = []

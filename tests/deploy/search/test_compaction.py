@@ -49,6 +49,17 @@ def test_compaction_keeps_the_remaining_samples(removed: list[bool], rows: int) 
     assert all(samples[place] == place for place in range(compaction.remaining) if not removed[place])
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_compaction_moves_no_more_than_a_part_of_each_row(rows: int) -> None:
+    compaction = Compaction.of(np.array([True, False, True, False, False]))
+    values = np.arange(5 * rows * 24).reshape(5 * rows, 2, 4, 3)
+    before = values.reshape(5, rows, 2, 4, 3).copy()
+    left = compaction.apply(values, rows, (slice(None), slice(3))).reshape(3, rows, 2, 4, 3)
+    moved = before[compaction.apply(np.arange(5))]
+    np.testing.assert_array_equal(left[..., :3, :], moved[..., :3, :])
+    np.testing.assert_array_equal(left[..., 3:, :], before[:3, ..., 3:, :])
+
+
 class MadeUpStep:
     """Log-probabilities that depend on a sample and its row's tokens alone. Some are equal, some are -inf; each sample
     ends at its own pace."""
