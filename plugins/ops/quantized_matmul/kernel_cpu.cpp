@@ -100,8 +100,8 @@ struct Plan {
 struct Part {
   int block;
   Range groups;
-  long steps;        // of TILE_STEP bytes of weights
-  long first;        // bytes of a tile before it
+  long steps;         // of TILE_STEP bytes of weights
+  long first;         // bytes of a tile before it
   bool begins, ends;  // whether it is the first, and the last, of the block
 };
 
@@ -113,8 +113,8 @@ std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count) 
     const Range all{block * block_groups, (block + 1) * block_groups};
     for (int i = 0; i < count; ++i) {
       const Range groups = all.part(i, count, is_int4(a) ? INT4_GROUPS : 1);
-      parts.push_back({block, groups, groups.size() / per_step, groups.begin / per_step * long{TILE_STEP}, i == 0,
-                       i + 1 == count});
+      parts.push_back(
+          {block, groups, groups.size() / per_step, groups.begin / per_step * long{TILE_STEP}, i == 0, i + 1 == count});
     }
   }
   return parts;
@@ -127,7 +127,7 @@ void fetch(const float* products, long step, int rows, int columns) {
     for (int first = 0; first < columns; first += NUMBERS) __builtin_prefetch(products + first, 1);
 }
 
-// Multiplies tiles of rows by tiles of columns. No division is in the loops: it would take as long as 60 products.
+// Multiplies tiles of rows by tiles of columns. The loops have no divisions.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan) {
   const Quantized& kernels = quantized();
