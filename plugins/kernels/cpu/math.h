@@ -30,8 +30,8 @@ struct Math {
   // numbers[i] = exp(numbers[i] - shift); returns their sum.
   float (*exponentials)(float* numbers, size_t count, float shift);
 
-  // The sum of exp(numbers[i] - shift).
-  double (*sum_of_exponentials)(const float* numbers, size_t count, float shift);
+  // The sum of exp(numbers[i] - shift). Meanwhile the `count` numbers at `next` are fetched, unless it is null.
+  double (*sum_of_exponentials)(const float* numbers, size_t count, float shift, const float* next);
 
   void (*scale)(float* numbers, size_t count, float factor);
 

@@ -234,14 +234,17 @@ float exponentials(float* numbers, size_t count, float shift) {
   return sum_of_lanes(total);
 }
 
-double sum_of_exponentials(const float* numbers, size_t count, float shift) {
+double sum_of_exponentials(const float* numbers, size_t count, float shift, const float* next) {
   const Vector by = broadcast(shift);
   double sum = 0;
   size_t i = 0;
   while (i + LANES <= count) {
     Vector total = {};  // of at most 64 vectors, so that sums in float32 stay short
     const size_t end = i + 64 * LANES < count ? i + 64 * LANES : count;
-    for (; i + LANES <= end; i += LANES) total += exponential(load(numbers + i) - by);
+    for (; i + LANES <= end; i += LANES) {
+      if (next != nullptr) __builtin_prefetch(next + i, 0, 2);
+      total += exponential(load(numbers + i) - by);
+    }
     sum += sum_of_lanes(total);
   }
   if (i < count) {

@@ -87,6 +87,7 @@ def cases() -> list[Case]:
         random_case(11, B=1, M=16, vocabulary=130, C=32, T=2000, n=4, ids=3, penalty=1.1),
         random_case(14, B=2, M=20, vocabulary=700, C=40, T=6, P=2, n=2, penalty=1.2, ids=8),
         random_case(15, B=1, M=20, vocabulary=640, C=41, T=3, levels=5),
+        random_case(16, B=67, M=1, vocabulary=700, C=2, T=4, ids=9),
         masked,
         masked_blocks,
         far,

@@ -21,8 +21,10 @@ namespace {
 
 constexpr char OP[] = "BeamTopK";
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
-constexpr int BLOCK = 256;  // logits of which the maximum is taken at a time
-constexpr int MANY = 16;    // candidates from which on the rows of a sample share a bound
+constexpr int BLOCK = 256;      // logits of which the maximum is taken at a time
+constexpr int MANY = 16;        // candidates from which on the rows of a sample share a bound
+constexpr size_t TOGETHER = 4;  // rows of an item at most: while one is summed, the next one is fetched
+constexpr size_t ITEMS = 16;    // at least, before an item has more rows than one
 
 struct Candidate {
   float score;
@@ -73,9 +75,9 @@ class Row {
         length_(a.lengths[row / a.M]),
         node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
-  // Prepares the search for the best tokens.
-  void prepare() {
-    normalize();
+  // Prepares the search for the best tokens, and fetches the logits of another row, unless they are null.
+  void prepare(const float* next) {
+    normalize(next);
     change();
   }
 
@@ -132,7 +134,7 @@ class Row {
     return found;
   }
 
-  void normalize() {
+  void normalize(const float* next) {
     const float row_max = max_by_block();
     if (!std::isfinite(row_max))
       fail(OP, name("logits") +
@@ -143,7 +145,7 @@ class Row {
     if (!a_.normalize) return;
     shift_ = row_max;
     // A long double, since the logarithm of a double needs glibc 2.29.
-    const long double row_sum = math().sum_of_exponentials(logits_, a_.vocabulary, row_max);
+    const long double row_sum = math().sum_of_exponentials(logits_, a_.vocabulary, row_max, next);
     log_sum_ = static_cast<float>(std::log(row_sum));
   }
 
@@ -308,7 +310,12 @@ void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   std::vector<Row> rows;
   rows.reserve(R);
   for (size_t row = 0; row < R; ++row) rows.emplace_back(a, row);
-  parallel.for_each(R, [&](size_t row) { rows[row].prepare(); });
+  const size_t together = std::clamp<size_t>(R / ITEMS, 1, TOGETHER);
+  parallel.for_each((R - 1) / together + 1, [&](size_t item) {
+    const size_t end = std::min(R, (item + 1) * together);
+    for (size_t row = item * together; row < end; ++row)
+      rows[row].prepare(row + 1 < end ? a.logits + (row + 1) * a.vocabulary : nullptr);
+  });
   std::vector<float> least(a.B, MINUS_INFINITY);
   if (bounded) parallel.for_each(a.B, [&](size_t b) { least[b] = least_total(a, &rows[b * a.M]); });
   std::vector<std::vector<Candidate>> best(R);
