@@ -369,7 +369,6 @@ class CpuDecoding:
         self._logits: Array | None = None  # of all places
         self._queries: Array | None = None  # likewise
         self._keys = source.get(ALIGNMENT_KEYS)
-        self._widest = sizes["N"]  # of the sources that have had a place
         self._view()
 
     @property
@@ -473,13 +472,12 @@ class CpuDecoding:
                 views[name] = array if rows is None else array[: self._used * rows]
 
     def compact(self, compaction: Compaction) -> None:
-        written = {"N": self._widest, "T_max": int(self._inputs["lengths"].max())}  # what is behind is never read
+        written = {"T_max": int(self._inputs["lengths"].max())}  # what is behind is never read
         for views in (*self._views, self._grown):
             for name, array in views.items():
                 rows = self._rows[name]
                 if rows is not None:
-                    part = tuple(slice(written.get(str(letter))) for letter in self._shapes[name][1:])
-                    views[name] = compaction.apply(array, rows, part)
+                    views[name] = compaction.apply(array, rows, self._part(name, written))
         self._used = compaction.remaining
         if self._grown:
             self._bindings.clear()  # each keeps the caches that it took and gave, and this many samples never return
@@ -502,21 +500,20 @@ class CpuDecoding:
     def join(self, encoded: Mapping[str, Array], sample: int, *, width: int, positions: int, tokens: int) -> None:
         self.reserve(width=width, positions=positions, tokens=tokens)
         place, self._used = self._used, self._used + 1
-        self._widest = max(self._widest, width)
         self._view()
-        in_place = None  # whether the source was encoded in its place
         for name, array in self._source.items():
             rows = self._rows[name] or 1
             own = encoded[name][sample * rows : (sample + 1) * rows]
             target = array[place * rows : (place + 1) * rows]
             if name == "attention_mask":
-                target[:, :width], target[:, width:] = own[:, :width], 0
-                continue
-            if in_place is None:
-                in_place = own.ctypes.data == target.ctypes.data
-            if not in_place:
-                part = tuple(slice(width if letter == "N" else None) for letter in self._shapes[name])
+                target[:, width:] = 0
+            if own.ctypes.data != target.ctypes.data:  # else it was encoded in its place
+                part = (slice(None), *self._part(name, {"N": width}))
                 target[part] = own[part]
+
+    def _part(self, name: str, sizes: Mapping[str, int]) -> tuple[slice, ...]:
+        """The part of each row of a tensor that has these sizes, by letter."""
+        return tuple(slice(sizes.get(str(letter))) for letter in self._shapes[name][1:])
 
     def _reserve(self, needed: Mapping[str, int]) -> None:
         """Replace buffers that are shorter than ``needed`` by larger ones, by half at least, with the same content."""

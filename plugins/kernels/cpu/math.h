@@ -30,7 +30,7 @@ struct Math {
   // numbers[i] = exp(numbers[i] - shift); returns their sum.
   float (*exponentials)(float* numbers, size_t count, float shift);
 
-  // The sum of exp(numbers[i] - shift). Meanwhile the `count` numbers at `next` are fetched, unless it is null.
+  // The sum of exp(numbers[i] - shift). Meanwhile the `count` numbers at `next` are prefetched, unless it is null.
   double (*sum_of_exponentials)(const float* numbers, size_t count, float shift, const float* next);
 
   void (*scale)(float* numbers, size_t count, float factor);

@@ -21,10 +21,10 @@ namespace {
 
 constexpr char OP[] = "BeamTopK";
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
-constexpr int BLOCK = 256;      // logits of which the maximum is taken at a time
-constexpr int MANY = 16;        // candidates from which on the rows of a sample share a bound
-constexpr size_t TOGETHER = 4;  // rows of an item at most: while one is summed, the next one is fetched
-constexpr size_t ITEMS = 16;    // at least, before an item has more rows than one
+constexpr int BLOCK = 256;    // logits of which the maximum is taken at a time
+constexpr int MANY = 16;      // candidates from which on the rows of a sample share a bound
+constexpr long TOGETHER = 4;  // rows of an item at most: while one is summed, the next one is prefetched
+constexpr long ITEMS = 16;    // at least, before an item has more rows than one
 
 struct Candidate {
   float score;
@@ -75,7 +75,7 @@ class Row {
         length_(a.lengths[row / a.M]),
         node_(a.trie_nodes == nullptr ? 0 : a.trie_nodes[row]) {}
 
-  // Prepares the search for the best tokens, and fetches the logits of another row, unless they are null.
+  // Prepares the search for the best tokens, and prefetches the logits of another row, unless they are null.
   void prepare(const float* next) {
     normalize(next);
     change();
@@ -310,11 +310,10 @@ void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   std::vector<Row> rows;
   rows.reserve(R);
   for (size_t row = 0; row < R; ++row) rows.emplace_back(a, row);
-  const size_t together = std::clamp<size_t>(R / ITEMS, 1, TOGETHER);
-  parallel.for_each((R - 1) / together + 1, [&](size_t item) {
-    const size_t end = std::min(R, (item + 1) * together);
-    for (size_t row = item * together; row < end; ++row)
-      rows[row].prepare(row + 1 < end ? a.logits + (row + 1) * a.vocabulary : nullptr);
+  const long together = std::clamp<long>(static_cast<long>(R) / ITEMS, 1, TOGETHER);
+  parallel.for_each_row(static_cast<long>(R), together, [&](long row) {
+    const bool last = (row + 1) % together == 0 || row + 1 == static_cast<long>(R);
+    rows[row].prepare(last ? nullptr : a.logits + (row + 1) * a.vocabulary);
   });
   std::vector<float> least(a.B, MINUS_INFINITY);
   if (bounded) parallel.for_each(a.B, [&](size_t b) { least[b] = least_total(a, &rows[b * a.M]); });

@@ -29,6 +29,9 @@ constexpr int MOST_PARTED = 2;     // tiles of rows for which K is split into pa
 
 bool is_int4(const QuantizedMatMulArguments<float>& a) { return a.block_scale != nullptr; }
 
+// Groups in TILE_STEP bytes of weights.
+int groups_of_step(const QuantizedMatMulArguments<float>& a) { return is_int4(a) ? 2 : 1; }
+
 // Some rows of the call, packed in tiles of rows. The digits of a row are rows here, side by side in one tile.
 class PackedRows {
  public:
@@ -89,13 +92,6 @@ class PackedRows {
   std::vector<int> corrections_;
 };
 
-// How an item divides its work.
-struct Plan {
-  int most;      // tiles of columns that are multiplied at once
-  int together;  // tiles of columns in the second cache
-  int parts;     // of K: one stays in the first cache while all tiles of rows are multiplied by it
-};
-
 // A part of a block of K.
 struct Part {
   int block;
@@ -105,9 +101,18 @@ struct Part {
   bool begins, ends;  // whether it is the first, and the last, of the block
 };
 
-// The parts of all blocks, in order.
+// How an item divides its work.
+struct Plan {
+  int most;      // tiles of columns that are multiplied at once
+  int together;  // tiles of columns in the second cache
+  bool parted;   // whether blocks of K have parts, of which one stays in the first cache while all tiles of rows are
+                 // multiplied by it
+  std::vector<Part> parts;  // of all blocks, in order
+};
+
+// The parts of all blocks, each of which has `count`.
 std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count) {
-  const int block_groups = a.groups / a.blocks, per_step = is_int4(a) ? 2 : 1;  // groups in TILE_STEP bytes
+  const int block_groups = a.groups / a.blocks, per_step = groups_of_step(a);
   std::vector<Part> parts;
   for (int block = 0; block < a.blocks; ++block) {
     const Range all{block * block_groups, (block + 1) * block_groups};
@@ -120,8 +125,8 @@ std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count) 
   return parts;
 }
 
-// Fetches the memory of products, so that their multiplication does not wait for it at its end.
-void fetch(const float* products, long step, int rows, int columns) {
+// Prefetches the memory of products, so that their multiplication does not wait for it at its end.
+void prefetch(const float* products, long step, int rows, int columns) {
   constexpr int NUMBERS = LINE / sizeof(float);
   for (int row = 0; row < rows; ++row, products += step)
     for (int first = 0; first < columns; first += NUMBERS) __builtin_prefetch(products + first, 1);
@@ -132,11 +137,10 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
               const Plan& plan) {
   const Quantized& kernels = quantized();
   const bool int4 = is_int4(a);
-  const long tile_bytes = static_cast<long>(int4 ? a.groups / 2 : a.groups) * TILE_STEP;
+  const long tile_bytes = static_cast<long>(a.groups / groups_of_step(a)) * TILE_STEP;
   const long tile_scales = static_cast<long>(a.groups / INT4_GROUPS) * TILE_COLUMNS;
   const int row_tile_count = row_tiles.size();
   const long step = (TILE_STEP - 1) / row_tile_count + 1;
-  const std::vector<Part> parts = parts_of(a, plan.parts);
   alignas(LINE) int sums[MOST_PARTED][MOST_ROWS * 2 * TILE_COLUMNS];
   const auto multiply_tile = [&](const Part& part, int index, int tile, int count) {
     const int row_tile = row_tiles.begin + index, first = tile * TILE_COLUMNS;
@@ -145,12 +149,12 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
     // With one tile of rows, prefetch a little ahead; else the next part, or the same part of the next tiles.
     const bool over = part.groups.end == a.groups;
     const long ahead = row_tile_count == 1 ? (int4 && tile_bytes < SMALL_TILE ? count * tile_bytes : AHEAD)
-                       : plan.parts > 1    ? part.steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
+                       : plan.parted       ? part.steps * TILE_STEP + (over ? (count - 1) * tile_bytes : 0)
                                            : plan.together * tile_bytes;
-    int* products = sums[plan.parts > 1 ? index : 0];
+    int* products = sums[plan.parted ? index : 0];
     const long row = rows.row(row_tile);
     float* output = a.products + row * a.products_step + first;
-    if (part.ends) fetch(output, a.products_step, rows.rows(row_tile), columns);
+    if (part.ends) prefetch(output, a.products_step, rows.rows(row_tile), columns);
     Multiplication m{};
     m.packed = rows.packed(row_tile, part.groups.begin);
     m.rows = rows.count(row_tile);
@@ -181,7 +185,7 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
     const int to = std::min(tiles.end, from + plan.together);
-    for (const Part& part : parts)
+    for (const Part& part : plan.parts)
       for (int index = 0; index < row_tile_count; ++index)
         for (int tile = from; tile < to; tile += plan.most)
           multiply_tile(part, index, tile, std::min(plan.most, to - tile));
@@ -194,7 +198,7 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
   const Quantized& kernels = quantized();
   const int most = kernels.rows_of_two > 0 ? 2 : 1;
   const int most_rows = is_int4(a) ? kernels.int4_rows : most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
-  const int per_byte = is_int4(a) ? 2 : 1;
+  const int per_byte = groups_of_step(a);
   const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width / per_byte;  // of `most` tiles
   const Range tiles{0, (a.Y - 1) / TILE_COLUMNS + 1};
   const long steps = (tiles.size() - 1) / most + 1;
@@ -205,10 +209,9 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
     const bool few = count <= FEW_ROWS;
     const long blocks = few ? 1 : (count - 1) / std::max<long>(FEW_ROWS, BYTES_OF_ROWS / width) + 1;
     const long together = few ? 1 : std::max(1L, BYTES_OF_WEIGHTS / bytes);  // times `most` tiles
-    const bool parted = rows.tiles() == MOST_PARTED;
     const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP / per_byte + rows.count(0) * kernels.group_bytes);
-    const Plan plan{most, static_cast<int>(together) * most,
-                    parted ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1};
+    const int split = rows.tiles() == MOST_PARTED ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1;
+    const Plan plan{most, static_cast<int>(together) * most, split > 1, parts_of(a, split)};
     // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
