@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from tightbeam.deploy.documents.format import Format, decoded
 from tightbeam.deploy.documents.formats._inline import InlineText
 from tightbeam.deploy.documents.passages import Document, cut_document, line_numbers
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "has_tags", "read_html"]
 
 TOKEN = re.compile(
     r"""
@@ -35,6 +36,8 @@ INLINE = frozenset(
 )
 POINTS = frozenset(("img", "wbr", "embed"))
 """Inline elements without content. All other elements end a text."""
+IN_TEXTS = INLINE | POINTS | frozenset("br div h1 h2 h3 h4 h5 h6 hr li ol p pre table td th tr ul".split())
+"""Elements by which a text that may be HTML is known."""
 MOST_ATTRIBUTES = 2000
 """Characters of a tag in which NO is looked for."""
 NO = re.compile(r"""\stranslate\s*+=\s*+["']?no\b|\sclass\s*+=\s*+["']?(?:[^"'>]*\s)?notranslate\b""", re.IGNORECASE)
@@ -47,7 +50,28 @@ LONG_REFERENCE = re.compile(r"&#[0-9]{100,};?")
 def read(data: bytes) -> Document:
     """Read HTML. Scripts, styles, code and what is marked with translate=no stay."""
     source, encode = decoded(data)
-    inline = InlineText(source, line_numbers(source))
+    return read_html(source, line_numbers(source), encode)
+
+
+def has_tags(text: str) -> bool:
+    """True for a text with a tag of HTML that may stand in a text. Neither ``<name>`` nor ``a <b`` has one."""
+    tags = (match for match in TOKEN.finditer(text) if match.group().endswith(">"))
+    return any((match.group("name") or "").lower() in IN_TEXTS for match in tags)
+
+
+def read_html(source: str, place: Callable[[int], str], encode: Callable[[str], bytes] = str.encode) -> Document:
+    """Return the document of HTML, or of a piece of it.
+
+    Parameters
+    ----------
+    source
+        The content.
+    place
+        Names the line of a character.
+    encode
+        Makes bytes of the content.
+    """
+    inline = InlineText(source, place)
     for token in _tokens(source):
         name, begin, end, kind = token
         if kind == "text":
@@ -63,7 +87,7 @@ def read(data: bytes) -> Document:
         else:
             inline.finish()
     inline.finish()
-    return cut_document(source, inline.slots, encode, lambda text: html.escape(text, quote=False))
+    return cut_document(source, inline.slots, encode, partial(html.escape, quote=False))
 
 
 def _add_text(inline: InlineText, source: str, begin: int, end: int) -> None:

@@ -1,10 +1,14 @@
-"""PO files of gettext, read by polib: entries without a translation get one; the others, and all comments, stay."""
+"""PO files of gettext, read by polib: entries without a translation get one; the others, and all comments, stay.
+
+A text with tags of HTML is a piece of HTML: its tags are moved, and a line break of HTML ends a text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tightbeam.deploy.documents.format import Format, decoded
+from tightbeam.deploy.documents.formats.html import has_tags, read_html
 from tightbeam.deploy.documents.passages import Document, NewText, Passage
 from tightbeam.deploy.documents.sentences import INSTALL
 from tightbeam.deploy.errors import InputError, first_line
@@ -32,19 +36,18 @@ def read(data: bytes) -> Document:
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"the document is no PO file ({first_line(error)}); mend it, or pass another format") from None
     entries = [entry for entry in file if not entry.translated() and not entry.obsolete and not entry.fuzzy]
-    passages = []
+    read_texts = []
     for entry in entries:
-        place = f"line {entry.linenum}"
-        passages.append(Passage(entry.msgid, place))
-        if entry.msgid_plural:
-            passages.append(Passage(entry.msgid_plural, place))
+        texts = [entry.msgid, entry.msgid_plural] if entry.msgid_plural else [entry.msgid]
+        read_texts.append([_read_text(text, f"line {entry.linenum}") for text in texts])
+    passages = [passage for each in read_texts for own in each for passage in own.passages]
 
     def write(texts: Sequence[NewText]) -> bytes:
-        made = iter(texts)
-        for entry in entries:
-            first = next(made).text
-            if entry.msgid_plural:
-                plural = next(made).text
+        left = iter(texts)
+        for entry, each in zip(entries, read_texts, strict=True):
+            first, *more = (own.write([next(left) for _ in own.passages]).decode() for own in each)
+            if more:
+                (plural,) = more
                 forms = sorted(entry.msgstr_plural) or [0, 1]
                 entry.msgstr_plural = {number: plural if number else first for number in forms}
             else:
@@ -52,6 +55,13 @@ def read(data: bytes) -> Document:
         return f"{file}\n".encode()
 
     return Document(passages, write)
+
+
+def _read_text(text: str, place: str) -> Document:
+    """Read a text of an entry."""
+    if has_tags(text):
+        return read_html(text, lambda _: place)
+    return Document([Passage(text, place)], lambda texts: texts[0].text.encode())
 
 
 def _check_lines(source: str) -> None:

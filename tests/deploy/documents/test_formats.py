@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 import zipfile
 from collections.abc import Callable
@@ -300,6 +301,50 @@ def test_po_entries_without_a_translation_get_one() -> None:
     )
     wanted = wanted.replace('msgstr[0] ""', 'msgstr[0] "%d Datei"').replace('msgstr[1] ""', 'msgstr[1] "%d Dateis"')
     assert (made.rstrip("\n"), reports) == (wanted.rstrip("\n"), [])
+
+
+def test_html_in_a_po_file_is_moved() -> None:
+    """A placeholder in angle brackets is no tag, and a text without tags has no references to characters."""
+    source = """msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\\n"
+
+msgid "Hello <b>old friend</b>, <a href=\\"%s\\">come in</a>"
+msgstr ""
+
+msgid "Hello &amp; come in<br>old friend"
+msgstr ""
+
+msgid "Hello <name> & old friend &amp;"
+msgstr ""
+
+msgid "<b>1 file</b>"
+msgid_plural "<b>%d files</b>"
+msgstr[0] ""
+msgstr[1] ""
+
+msgid "<br>"
+msgstr ""
+
+msgid "Hello if a <b"
+msgstr ""
+"""
+    words = {"Hello": "Hallo", "old friend": "alter Freund", "come in": "komm herein", "file": "Datei"}
+
+    def translated(text: str) -> str:
+        for word, new in words.items():
+            text = text.replace(word, new)
+        return text
+
+    made, reports = translate(source, "po", translated)
+    found = dict(re.findall(r'^msgid "(.*)"\nmsgstr "(.*)"$', made, re.MULTILINE))
+    link = r"<a href=\"%s\">"
+    assert found[f"Hello <b>old friend</b>, {link}come in</a>"] == f"Hallo <b>alter Freund</b>, {link}komm herein</a>"
+    assert found["Hello &amp; come in<br>old friend"] == "Hallo &amp; komm herein<br>alter Freund"
+    assert found["Hello <name> & old friend &amp;"] == "Hallo <name> & alter Freund &amp;"
+    assert found["<br>"] == "<br>"
+    assert found["Hello if a <b"] == "Hallo if a <b"
+    assert 'msgstr[0] "<b>1 Datei</b>"' in made and 'msgstr[1] "<b>%d Dateis</b>"' in made
+    assert reports == []
 
 
 @pytest.mark.parametrize("lines", ["# a\n" * 5000, 'msgid ""\n' + '"a"\n' * 5000])
