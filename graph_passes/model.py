@@ -145,6 +145,9 @@ class ModelGraphs:
     prompt: gs.Graph | None = None
     """the graph that encodes a part of a prompt behind cached positions; None before ``prompt_parts``, and if there
     cannot be one"""
+    prefill: gs.Graph | None = None
+    """the graph that runs the decoder over several tokens of a row; None before the pass ``prefill``, and if there
+    cannot be one"""
 
     def window(self, layer: int) -> int:
         """Attention window of a layer in positions, 0 for none."""
@@ -152,8 +155,8 @@ class ModelGraphs:
 
     def named(self) -> dict[str, gs.Graph]:
         """The graphs by the names of their files in a bundle."""
-        prompt = {} if self.prompt is None else {"prompt": self.prompt}
-        return {"encoder": self.encoder, "decoder": self.decoder, **prompt}
+        graphs = {"encoder": self.encoder, "decoder": self.decoder, "prompt": self.prompt, "prefill": self.prefill}
+        return {name: graph for name, graph in graphs.items() if graph is not None}
 
     def copy(self) -> ModelGraphs:
         """Copy whose nodes can be rewritten freely; weights are shared, and never edited in place."""

@@ -15,7 +15,7 @@
     to_precision        split_inverses and lower_precision for half precision; else encoder_attention,
                         prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows, screen_head
                         if asked for, quantize_generated and quantize_source for int8 caches, prompt_parts without
-                        the latter: half precision and integers are not exact
+                        the latter, prefill: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, split_inverses and
                         lower_precision; then, on the written messages, to_plugin_nodes
 
@@ -34,6 +34,7 @@ from tightbeam.graph_passes.cleanup.flat_rows import flat_rows
 from tightbeam.graph_passes.cleanup.fold_biases import fold_biases
 from tightbeam.graph_passes.cleanup.fold_residuals import fold_residuals
 from tightbeam.graph_passes.cleanup.key_forms import key_forms
+from tightbeam.graph_passes.cleanup.prefill import prefill
 from tightbeam.graph_passes.cleanup.prompt_attention import prompt_attention
 from tightbeam.graph_passes.cleanup.prompt_outputs import prompt_outputs
 from tightbeam.graph_passes.cleanup.prompt_parts import prompt_parts
@@ -173,7 +174,7 @@ def to_precision(
     screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
     caches.append(prompt_parts if cache_precision is None else quantize_source)
-    return _run([*passes, *screens, *caches], graphs)
+    return _run([*passes, *screens, *caches, prefill], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -451,6 +451,9 @@ class Manifest(Entry):
     prompt : GraphEntry or None
         The graph that encodes a part of a prompt behind cached positions, for a CPU; None if there cannot be one, and
         in older bundles.
+    prefill : GraphEntry or None
+        The decoder over several successive tokens of one row, for a CPU; None if there cannot be one, and in older
+        bundles.
     one_graph : FileEntry or None
         The graph of encoder, decoder and search together, for other programs; None if the export was not asked for it.
     features_graph : FileEntry or None
@@ -485,6 +488,7 @@ class Manifest(Entry):
     encoder: GraphEntry
     decoder: GraphEntry
     prompt: GraphEntry | None = None
+    prefill: GraphEntry | None = None
     cache_states: tuple[CacheStateEntry, ...]
     weights: FileEntry
     tokenizer: TokenizerEntry | None
@@ -570,7 +574,7 @@ class Manifest(Entry):
 
     def files(self) -> tuple[FileEntry, ...]:
         """Return every file of the bundle except ``bundle.json``."""
-        graphs = (self.prompt, self.one_graph, self.features_graph, self.text_graph)
+        graphs = (self.prompt, self.prefill, self.one_graph, self.features_graph, self.text_graph)
         optional = tuple(entry for entry in (*graphs, self.speech, self.image) if entry is not None)
         return (self.encoder, self.decoder, self.weights, *optional, *(self.tokenizer.files if self.tokenizer else ()))
 

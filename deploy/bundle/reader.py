@@ -4,6 +4,7 @@
     encoder.onnx           the graphs of one variant; they hold no weights
     decoder.onnx
     prompt.onnx            decoder-only models: a part of a prompt, if its caches allow that
+    prefill.onnx           models with an encoder: the decoder over several tokens, if its caches allow that
     weights.safetensors    every weight once; the graphs point into it as external data
     tokenizer files        as the checkpoint ships them, if it has a tokenizer
 

@@ -181,6 +181,7 @@ FIELDS: tuple[Field, ...] = (
     Field("bos_token_id", TokenId()),
     Field("decoder_start_token_id", TokenId()),
     Field("decoder_input_ids", TokenIds(by_position=True), (), TEXT, ignored=(None,), ours=True),
+    Field("draft_ids", TokenIds(may_be_empty=True), (), ignored=(None,), ours=True),
     Field("decoder_input_text", Anything(), None, TEXT, ignored=(None,), ours=True),
     # Results
     Field("return_token_scores", Flag(), False, ours=True),

@@ -112,6 +112,8 @@ class GenerationOptions:
         Words that must occur, each with its alternatives; empty forces none.
     given : int
         The number of last tokens of ``prompt`` that are from ``decoder_input_ids``. They follow the trie from its root.
+    draft : tuple of int
+        A guess at the tokens behind ``prompt``, which changes no token. It does not count when options are compared.
     trie : Trie or None
         The sequences that may come from the length ``root`` on; None allows all.
     stop_strings : StopStrings or None
@@ -154,6 +156,7 @@ class GenerationOptions:
     samples_beams: bool = False
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     given: int = 0
+    draft: tuple[int, ...] = field(default=(), compare=False)
     trie: Trie | None = None
     stop_strings: StopStrings | None = None
     return_attention: bool = False
@@ -204,6 +207,25 @@ class GenerationOptions:
         """The most alternatives of tokens that the search holds."""
         alternatives = 0 if self.scoring is None else self.scoring.alternatives
         return alternatives * self.num_beams * (self.max_length - self.beginning)
+
+    @property
+    def unobserved(self) -> int:
+        """The number of first tokens of ``prompt`` behind which nothing looks at the decoder's output."""
+        if self.trie is not None or not self.prompt:
+            return 0
+        looked_at = [len(self.prompt)]
+        if CHOSEN in self.prompt:
+            looked_at.append(self.prompt.index(CHOSEN))
+        if self.measured is not None:
+            looked_at.append(self.measured.start + 1)
+        return min(looked_at) - 1
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The tokens of a row that follows the draft, as far as the decoder may read it; empty without a draft."""
+        if not self.draft or self.trie is not None or CHOSEN in self.prompt:
+            return ()
+        return (*self.prompt, *self.draft)[: self.max_length - 1]
 
     @property
     def rows_asked(self) -> str:

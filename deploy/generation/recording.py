@@ -29,11 +29,14 @@ class WindowStart:
         ``max_length`` before the tokens of this prompt are added; None takes the settings' own.
     temperature : float
         The temperature of sampling, one of the settings'; 0 takes the best tokens.
+    draft : tuple of int or None
+        A guess at the window's tokens; None takes the settings' own.
     """
 
     before: tuple[int, ...] = ()
     longest: int | None = None
     temperature: float = 0.0
+    draft: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

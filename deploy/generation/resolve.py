@@ -116,6 +116,8 @@ class ResolvedSettings:
         elif "decoder_input_ids" in settings:
             fix = "pass the whole prompt as the input"
             raise settings.error("decoder_input_ids", "is for models with an encoder", fix=fix)
+        elif settings["draft_ids"]:
+            raise settings.error("draft_ids", "is for models with an encoder", fix="leave it out")
 
     def for_prompt(self, length: int) -> GenerationOptions:
         """Return the options for prompts of a decoder-only model.
@@ -184,7 +186,8 @@ class ResolvedSettings:
         """The search of rows that begin with the start token, and with ``decoder_input_ids`` behind it."""
         tokens = self._settings["decoder_input_ids"]
         given = tokens[1:] if tokens[:1] == (start,) else tokens
-        options = self._with_lengths(self._searches[0.0], (start, *given), 1 + len(given), given=len(given))
+        how = {"given": len(given), "draft": self._settings["draft_ids"]}
+        options = self._with_lengths(self._searches[0.0], (start, *given), 1 + len(given), **how)
         check_beginning(self._settings, options.prompt[options.root :] if given else ())
         return options
 
@@ -195,7 +198,9 @@ class ResolvedSettings:
         longest = self._settings["max_length"] if window.longest is None else window.longest
         if longest is not None:  # it does not count the prompt, up to half of the positions
             longest = min(longest + min(self._positions // 2 - 1, len(prompt)), self._positions)
-        return self._with_lengths(self._searches[window.temperature], prompt, len(prompt), longest=longest)
+        draft = self._settings["draft_ids"] if window.draft is None else window.draft
+        search = self._searches[window.temperature]
+        return self._with_lengths(search, prompt, len(prompt), longest=longest, draft=draft)
 
     def _with_lengths(
         self,
@@ -205,6 +210,7 @@ class ResolvedSettings:
         *,
         longest: int | None = None,
         given: int = 0,
+        draft: tuple[int, ...] = (),
     ) -> GenerationOptions:
         """A search of rows that begin with so many tokens. ``longest`` takes the place of ``max_length``."""
         settings = self._settings
@@ -220,6 +226,7 @@ class ResolvedSettings:
             prompt=prompt,
             beginning=beginning,
             given=given,
+            draft=draft,
             max_length=max_length,
             min_length=_min_length(settings, beginning),
             limited_by="max_new_tokens" if "max_new_tokens" in settings else "max_length" if longest else "",

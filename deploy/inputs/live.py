@@ -13,6 +13,9 @@ successive runs agree are settled, and never change. The others are pending:
 Each run begins with words that are settled already. They are found as the beginning of the run that has the smallest
 edit distance to them, since a later run may say them otherwise. The sound is cut at the end of a segment whose words
 are settled, so that a run has never more than one window of the model.
+
+The tokens of a run are a draft of the next run over the same sound (`draft_ids`). They are verified in one run of the
+decoder, so that only words that change and words that are new take a step for each token.
 """
 
 from __future__ import annotations
@@ -131,10 +134,13 @@ class HeardSegment:
         Seconds from the beginning of the run's sound.
     words : tuple of LiveWord
         Its words, with times from the beginning of the run's sound.
+    tokens : tuple of int
+        Its tokens, timestamps among them.
     """
 
     end_s: float
     words: tuple[LiveWord, ...]
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,14 @@ class LiveRun:
         The language that earlier runs have found.
     context : str
         The end of the text before this sound.
+    draft : tuple of int
+        The tokens of the latest run over the beginning of this sound, which a run verifies.
     """
 
     samples: Array
     language: str | None
     context: str
+    draft: tuple[int, ...] = ()
 
 
 class LiveText:
@@ -193,6 +202,7 @@ class LiveText:
         self._ended = False
         self._said: list[LiveWord] = []  # settled words of the sound
         self._run: list[LiveWord] = []  # of the latest run over the sound
+        self._tokens: tuple[int, ...] = ()  # likewise
         self._settled_of_run = 0
         self._last_s = 0.0  # the end of the last settled word
         self._language: str | None = None
@@ -232,7 +242,7 @@ class LiveText:
             room = min(room, round(max(self._step_s, 2 * took_s) * self._rate_hz))
         self._sound, rest = np.concatenate([self._sound, new[:room]]), new[room:]
         self._new = [rest] if len(rest) else []
-        return LiveRun(self._sound, self._language, self._before)
+        return LiveRun(self._sound, self._language, self._before, self._tokens)
 
     def take(self, segments: Sequence[HeardSegment], language: str | None = None) -> LiveUpdate:
         """Take the segments and the language of the latest `next_run`."""
@@ -252,6 +262,7 @@ class LiveText:
                 break
             settled += 1
         self._run, self._settled_of_run = words, settled
+        self._tokens = tuple(token for segment in segments for token in segment.tokens)
         cut = self._segment_end(ends, end_s)
         if cut is None and end_s - begin_s + self._step_s > self._window_s:
             cut = self._forced_cut(begin_s, end_s)
@@ -331,6 +342,7 @@ class LiveText:
         self._before = text[max(0, len(text) - self._most_before) :] if self._most_before else ""
         self._run, self._settled_of_run = self._run[count:], self._settled_of_run - count
         self._said = self._run[: self._settled_of_run]
+        self._tokens = ()  # their times are from the beginning of the sound before
 
     def _revisions(self) -> list[Revision]:
         """Compare the settled words of the sound with the words of the latest run."""
@@ -375,13 +387,13 @@ def heard_segments(output: Output) -> list[HeardSegment]:
             signs = r"\s*\S" if output.language in WITHOUT_SPACES else r"\s*\S+"
             each = re.findall(signs, f" {segment.text or ''}")
             words = tuple(LiveWord(word, segment.start_s, segment.end_s) for word in each)
-        found.append(HeardSegment(segment.end_s, words))
+        found.append(HeardSegment(segment.end_s, words, tuple(segment.tokens)))
     return found
 
 
 def live_settings(settings: Mapping[str, Any], run: LiveRun, *, words: bool) -> dict[str, Any]:
     """Return the settings of a run. With ``words`` it gives the times of words."""
-    own = {**settings, "return_timestamps": True}
+    own = {**settings, "return_timestamps": True, "draft_ids": list(run.draft)}
     if words:
         own[TIMES] = True
     if run.language is not None:

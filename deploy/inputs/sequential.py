@@ -93,6 +93,7 @@ class SequentialTranscription:
         self._language = language
         self.language_probability: float | None = None
         self._conditions = self._how.condition_on_prev_tokens
+        self._draft = self._own.draft  # of the windows from the present one on
         prompt = self._how.prompt_ids
         self._prompt = prompt[1:] if prompt and prompt[0] == self._how.prev_sot else prompt
         self.segments: list[Segment] = []
@@ -183,6 +184,7 @@ class SequentialTranscription:
             times = self._times(tokens, attempt.scored)
             segments, offset = cut_segments(tokens, self._first, self.seek, frames, times)
             self.segments += segments
+            self._draft = _behind(self._draft, [token for segment in segments for token in segment.tokens])
             self.seek += offset
 
     def _times(self, tokens: list[int], scored: Scored) -> list[TokenTime] | None:
@@ -212,7 +214,8 @@ class SequentialTranscription:
         start = WindowStart(before, self._longest)
         attempt: _Attempt | None = None
         for temperature in self._how.temperatures:
-            options = self._options(replace(start, temperature=temperature))
+            draft = () if temperature else self._draft
+            options = self._options(replace(start, temperature=temperature, draft=draft))
             if self._language is not None:
                 prompt = tuple(self._language if token == CHOSEN else token for token in options.prompt)
                 options = replace(options, prompt=prompt, choices=())
@@ -260,6 +263,11 @@ class SequentialTranscription:
 
     def _without_last_of_pair(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if len(tokens) > 2 and tokens[-2] >= self._first else tokens
+
+
+def _behind(draft: tuple[int, ...], tokens: list[int]) -> tuple[int, ...]:
+    """The part of a draft behind its beginning ``tokens``; empty if it begins otherwise."""
+    return draft[len(tokens) :] if draft[: len(tokens)] == tuple(tokens) else ()
 
 
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:

@@ -6,6 +6,7 @@ docs/reference/graphs.md has the meaning of every tensor and the letters of the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,7 @@ __all__ = [
     "GraphTensors",
     "JoiningDecoding",
     "JoiningRuntime",
+    "KnownTokens",
     "Runtime",
     "StepOutputs",
     "banned_capacity",
@@ -118,6 +120,22 @@ ENCODED_TOGETHER = 512
 not shrink while tokens are generated: 1,024 positions take 52 MB more for BART-large in int8."""
 
 
+@dataclass(frozen=True)
+class KnownTokens:
+    """The results of a run over tokens that were known.
+
+    Attributes
+    ----------
+    logits : float array [S, vocabulary] or None
+        The logits behind each token; None if they were not read.
+    queries : float array [S, A, K] or None
+        The queries of the alignment heads; None if they were not read, and without alignment heads.
+    """
+
+    logits: Array | None = None
+    queries: Array | None = None
+
+
 class Decoding(Protocol):
     """One batch being decoded. Its source and its caches are on the device, in buffers bound once."""
 
@@ -163,6 +181,26 @@ class Decoding(Protocol):
     @property
     def alignment_keys(self) -> Array | None:
         """The keys [B, A, N, K] of the alignment heads of a batch that was begun with ``aligned``; else None."""
+        ...
+
+    def prefill(self, sample: int, tokens: Ints, first: int, *, read: bool = False) -> KnownTokens | None:
+        """Run the decoder over successive tokens of a sample's first row at once, and write their caches.
+
+        Parameters
+        ----------
+        sample : int
+            The sample's place.
+        tokens : int64 [S]
+        first : int
+            The position of the first token, at which no step has run.
+        read : bool
+            Return logits and queries, too.
+
+        Returns
+        -------
+        KnownTokens or None
+            None if nothing was run, since the runtime or the bundle has no `prefill.onnx`.
+        """
         ...
 
     def compact(self, compaction: Compaction) -> None:

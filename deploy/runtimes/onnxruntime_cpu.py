@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import onnxruntime as ort
@@ -14,6 +15,7 @@ from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import ExecutionError, NonFiniteError, RuntimeSetupError
+from tightbeam.deploy.runtimes._cpu_prefill import CpuPrefill
 from tightbeam.deploy.runtimes._mapped_weights import MappedWeights
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
@@ -33,6 +35,7 @@ from tightbeam.deploy.runtimes.base import (
     PROMPT_OUT,
     PROMPT_STARTS,
     SMALL_INPUTS,
+    KnownTokens,
     StepOutputs,
     banned_capacity,
     by_group,
@@ -105,6 +108,10 @@ class OnnxRuntimeCpu:
         check_names(bundle, self.dtypes)
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.decoder.inputs}
         self._pool: tuple[tuple[int, int], dict[str, Array]] | None = None
+        entry = self.manifest.prefill
+        self.prefill = (
+            None if entry is None else CpuPrefill(bundle, entry, partial(self._session, bundle, entry, threads))
+        )
 
     def _session(self, bundle: Bundle, graph: GraphEntry, threads: int | None) -> ort.InferenceSession:
         options = session_options(threads)
@@ -421,6 +428,20 @@ class CpuDecoding:
             self._grown = {name: value.numpy() for name, value in zip(self._grown, grown, strict=True)}
         scores, beams, tokens = self._results.values()
         return scores, beams, tokens
+
+    def prefill(self, sample: int, tokens: Ints, first: int, *, read: bool = False) -> KnownTokens | None:
+        graph = self._runtime.prefill
+        if graph is None:
+            return None
+        source = {name: array[sample : sample + 1] for name, array in self._source.items()}
+        row = slice(sample * self._sizes["M"], sample * self._sizes["M"] + 1)
+        caches = {name: (self._outputs[name], array[row]) for name, array in self._in_place.items()}
+        binding, options, known = graph.bind(source, caches, tokens, first, read=read)
+        try:
+            _run(graph.session, binding, "decoder", options)
+        finally:
+            self._runtime.wait_for_weights()
+        return known
 
     def _first_row_counts(self) -> bool:
         """Return True in the first step of a single sample's beams, in which all but the first one are stand-ins."""

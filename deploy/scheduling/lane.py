@@ -11,6 +11,7 @@ import numpy as np
 
 from tightbeam.deploy.arrays import Array, Ints, right_pad
 from tightbeam.deploy.runtimes.base import ALIGNMENT_KEYS, Decoding, Encoded, JoiningDecoding, JoiningRuntime, Runtime
+from tightbeam.deploy.runtimes.known_tokens import KnownSteps
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.scheduling.queue import WaitingSamples
 from tightbeam.deploy.scheduling.sample import BatchKey, Sample
@@ -33,19 +34,23 @@ class Batch:
         The decoder's buffers.
     stepper : BeamStepper
         Writes the search's step inputs into them.
+    known : KnownSteps
+        Lets the decoder read known tokens at once.
     search : BatchSearch
     """
 
     key: BatchKey
     decoding: Decoding
     stepper: BeamStepper
+    known: KnownSteps
     search: BatchSearch[Any]
 
     @classmethod
     def of(cls, decoding: Decoding, sample: Sample, callback: SearchCallback) -> Batch:
         """Make the batch without samples that ``sample`` and others of its batch key will join."""
         stepper = BeamStepper(decoding, sample.options)
-        return cls(sample.batch_key, decoding, stepper, new_search(stepper, sample.options, callback))
+        known = KnownSteps(decoding, stepper, sample.options)
+        return cls(sample.batch_key, decoding, stepper, known, new_search(known, sample.options, callback))
 
     def start(self, sample: Sample, keys: Array | None) -> None:
         """Start the search of a sample whose source has a place in the decoding.
@@ -54,7 +59,8 @@ class Batch:
         own positions are padding.
         """
         self.stepper.join(sample.number, sample.first_length, sample.first_position)
-        self.search.join(sample.number, sample.options, sample.prompt, sample.tokens)
+        read = self.known.begin(len(self.search.places), sample.options)
+        self.search.join(sample.number, sample.options, sample.prompt, sample.tokens, read)
         if keys is not None:
             self.search.align(keys[:, : sample.positions], sample.mask)
 

@@ -141,7 +141,12 @@ class BatchSearch(Generic[State]):
     # Joining.
 
     def join(
-        self, number: int, options: GenerationOptions, beginning: Ints | None = None, source: Ints | None = None
+        self,
+        number: int,
+        options: GenerationOptions,
+        beginning: Ints | None = None,
+        source: Ints | None = None,
+        read: int = 0,
     ) -> None:
         """Add a sample behind the others. The step's batch has it already.
 
@@ -156,8 +161,10 @@ class BatchSearch(Generic[State]):
             ``options.prompt``, which is fed to the decoder first.
         source : int64 [N], optional
             The tokens of its source or prompt; None for features.
+        read : int
+            Tokens of ``options.prompt`` that the decoder has processed, fewer than all.
         """
-        known = np.array(options.prompt[:1] if beginning is None else beginning, np.int64)
+        known = np.array(options.prompt[: read + 1] if beginning is None else beginning, np.int64)
         P = len(options.prompt) if beginning is None else len(known)
         self.step.history[len(self.places), :, : len(known)] = known
         processors, observers = processors_of(options, source), observers_of(options, P)

@@ -109,7 +109,8 @@ class Step(Protocol):
         token ids. The last token is never fed back, so T_history is the largest ``max_length`` - 1.
     """
 
-    history: Ints
+    @property
+    def history(self) -> Ints: ...
 
     def __call__(self, inputs: StepInputs) -> Candidates:
         """Run one step. The next call may overwrite the results."""

@@ -138,6 +138,7 @@ def write_files(
         encoder=entries["encoder"],
         decoder=entries["decoder"],
         prompt=entries.get("prompt"),
+        prefill=entries.get("prefill"),
         cache_states=state_entries(graphs),
         weights=file_entry(folder, WEIGHTS),
         tokenizer=write_tokenizer(checkpoint.tokenizer, folder),

@@ -30,8 +30,8 @@ G_LOGGER.severity = G_LOGGER.ERROR  # its warnings go to standard output
 
 
 def write_graphs(graphs: ModelGraphs, folder: Path) -> None:
-    """Write ``encoder.onnx``, ``decoder.onnx``, ``prompt.onnx`` if there is one, and ``weights.safetensors``, each
-    weight once.
+    """Write ``encoder.onnx``, ``decoder.onnx``, ``prompt.onnx`` and ``prefill.onnx`` if there are such graphs, and
+    ``weights.safetensors``, each weight once.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ from tightbeam.deploy.runtimes.device.graphs import BYTES, DeviceGraphs, DeviceT
 from tightbeam.deploy.runtimes.device.logits import DeviceLogits
 from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory
 from tightbeam.deploy.runtimes.device.step_uploads import StepUploads
-from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
+from tightbeam.deploy.runtimes.device.steps_alone import StepsAlone
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
 
@@ -40,7 +40,7 @@ NO_TRIE = Trie(np.zeros(3, np.int32), np.zeros(0, np.int32), vocabulary=0, entri
 log = logging.getLogger(__name__)
 
 
-class DeviceDecoding(WithoutAlignment):
+class DeviceDecoding(StepsAlone):
     """One batch on a GPU.
 
     A step uploads the small inputs, runs the decoder, and downloads the candidates. The first step after a binding is

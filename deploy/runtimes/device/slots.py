@@ -22,7 +22,7 @@ from tightbeam.deploy.runtimes.device.graphs import BYTES, DeviceGraphs, DeviceT
 from tightbeam.deploy.runtimes.device.logits import DeviceLogits
 from tightbeam.deploy.runtimes.device.memory_pool import BatchMemory
 from tightbeam.deploy.runtimes.device.places import Places
-from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
+from tightbeam.deploy.runtimes.device.steps_alone import StepsAlone
 from tightbeam.deploy.runtimes.kept_prompt import KeptPrompt
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.tries.trie import Trie
@@ -81,7 +81,7 @@ class SlotRuntime:
         return SlotDecoding(self._graphs, places, num_beams, candidates, groups)
 
 
-class SlotDecoding(WithoutAlignment):
+class SlotDecoding(StepsAlone):
     """A batch that begins without samples; they join it.
 
     Parameters

@@ -23,7 +23,7 @@ from tightbeam.deploy import BundleError, Runner
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runtimes import onnxruntime_cpu
 from tightbeam.deploy.runtimes.base import small_inputs
-from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
+from tightbeam.deploy.runtimes.device.steps_alone import StepsAlone
 from tightbeam.deploy.runtimes.onnxruntime_cpu import CpuDecoding
 from tightbeam.deploy.runtimes.step_inputs import BeamStepper
 from tightbeam.deploy.search import Candidates, StepInputs
@@ -259,7 +259,7 @@ def test_a_growing_cache_of_more_samples_is_freed(bundles: BundleCache, monkeypa
     assert {bindings for _, bindings in seen} == {1}
 
 
-class MadeUpDecoding(WithoutAlignment):
+class MadeUpDecoding(StepsAlone):
     """A decoding that returns given scores."""
 
     def __init__(self, size: int, beams: int, positions: int, scores: Any, tokens: Any) -> None:

@@ -11,7 +11,7 @@ from support.options import resolve_options
 from tightbeam.deploy.errors import ExecutionError
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.runtimes.base import sizes_of, small_inputs
-from tightbeam.deploy.runtimes.device.without_alignment import WithoutAlignment
+from tightbeam.deploy.runtimes.device.steps_alone import StepsAlone
 from tightbeam.deploy.search.compaction import Compaction
 from tightbeam.deploy.search.step import Candidates, StepInputs
 
@@ -61,7 +61,7 @@ def best_of(scores: Any, banned: Any, beam_scores: Any, count: int) -> Candidate
     return Candidates(np.take_along_axis(flat, order, 1), order // VOCABULARY, order % VOCABULARY)
 
 
-class MadeUpDecoding(WithoutAlignment):
+class MadeUpDecoding(StepsAlone):
     """A joining decoding that keeps its sources in Python, and checks what the stepper writes.
 
     ``most``: samples with which a step does not fail.

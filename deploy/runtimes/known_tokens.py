@@ -1,0 +1,147 @@
+"""Tokens that are known before the decoder has read them: most of a decoder's prompt, and a draft of its output.
+
+The decoder reads known tokens in one run, where generated tokens take a step each (`Decoding.prefill`).
+
+    prompt   <prev> The painter draws <start> <en> <transcribe> The     read before the first step, without logits
+    draft                                                           painter draws the how
+    steps                                                           painter draws the house     verified
+                                                                                      -----     a step of its own
+
+A draft is verified: its logits are what the search chooses from, step by step, for as long as it chooses the draft's
+tokens. From the first other token on, the decoder runs steps, which overwrite what the draft has cached behind it. So a
+draft changes no token but for rounding, as other rows beside a row do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tightbeam.deploy.arrays import Ints
+from tightbeam.deploy.generation.options import GenerationOptions
+from tightbeam.deploy.runtimes.base import Decoding, KnownTokens
+from tightbeam.deploy.runtimes.step_inputs import BeamStepper
+from tightbeam.deploy.search import Candidates, StepInputs
+from tightbeam.deploy.search.compaction import Compaction
+from tightbeam.deploy.search.rows import Rows, candidates_of_rows
+
+__all__ = ["KnownSteps"]
+
+LEAST = 4
+"""Fewest tokens of a run: two steps take about as long as one run of a few tokens."""
+TOGETHER = 64
+"""Tokens of a draft that are read at a time: a draft that is wrong early costs no more, and logits take 13 MB."""
+
+
+@dataclass
+class _Draft:
+    """A row's tokens, the draft behind its prompt, and what the decoder gave for some of them.
+
+    Attributes
+    ----------
+    tokens : int64 [T]
+    read : int
+        Tokens whose caches are written.
+    known : KnownTokens or None
+        The results for the latest part.
+    first : int
+        The position of its first token.
+    """
+
+    tokens: Ints
+    read: int
+    known: KnownTokens | None = None
+    first: int = 0
+
+
+class KnownSteps:
+    """The search's ``Step`` that answers from a draft while it can, and else runs the steps of a decoding.
+
+    Parameters
+    ----------
+    decoding : Decoding
+    stepper : BeamStepper
+        Runs the steps.
+    options : GenerationOptions
+        The options of any sample. Only options that all samples of a batch share are read.
+    """
+
+    def __init__(self, decoding: Decoding, stepper: BeamStepper, options: GenerationOptions) -> None:
+        self._decoding, self._stepper, self._options = decoding, stepper, options
+        self._draft: _Draft | None = None
+
+    @property
+    def history(self) -> Ints:
+        """The buffer of the stepper."""
+        return self._stepper.history
+
+    def begin(self, place: int, options: GenerationOptions) -> int:
+        """Let the decoder read the known tokens of a sample that has just joined.
+
+        A draft is for greedy search and sampling of a sample that is alone in the batch; a sample that joins ends it.
+
+        Parameters
+        ----------
+        place : int
+            The sample's place in the decoding.
+        options : GenerationOptions
+            The sample's options.
+
+        Returns
+        -------
+        int
+            Tokens of ``options.prompt`` that the decoder has read.
+        """
+        self._draft = None
+        count = options.unobserved
+        if count < LEAST or self._decoding.prefill(place, np.array(options.prompt[:count], np.int64), 0) is None:
+            count = 0
+        else:
+            self._decoding.inputs["ancestry"][place, :, :count] = 0  # all beams continue the first row
+        tokens = options.drafted
+        if place == 0 and options.num_beams == 1 and len(tokens) - count >= LEAST:
+            self._draft = _Draft(np.array(tokens, np.int64), count)
+        return count
+
+    def __call__(self, inputs: StepInputs) -> Candidates:
+        if self._draft is not None:
+            found = self._verified(self._draft, inputs)
+            if found is not None:
+                return found
+            self._draft = None
+        return self._stepper(inputs)
+
+    def _verified(self, draft: _Draft, inputs: StepInputs) -> Candidates | None:
+        """The candidates of a step that the draft has foreseen; None if it has not."""
+        length = int(inputs.lengths[0])
+        if length > len(draft.tokens) or not np.array_equal(inputs.history[0, 0, :length], draft.tokens[:length]):
+            return None
+        if length > draft.read:
+            part = draft.tokens[draft.read : draft.read + TOGETHER]
+            draft.known = self._decoding.prefill(0, part, draft.read, read=True)
+            draft.first, draft.read = draft.read, draft.read + len(part)
+        known, place = draft.known, length - 1 - draft.first
+        if known is None or known.logits is None or np.isnan(known.logits[place]).any():
+            return None  # a step reports it
+        own, options = slice(place, place + 1), self._options
+        how: dict[str, Any] = {
+            "history": inputs.history[0],
+            "lengths": inputs.lengths,
+            "banned": inputs.banned[0],
+            "normalize": options.normalize,
+            "repetition_penalty": options.repetition_penalty,
+            "no_repeat_ngram_size": options.no_repeat_ngram_size,
+            "trie": None,
+            "nodes": np.zeros(1, np.int32),
+        }
+        scored = Rows(known.logits[own].copy(), **how).processed(0)
+        scores, beams, tokens = candidates_of_rows([scored], inputs.beam_scores[0], options.candidates)
+        rows = Rows(known.logits[own], **how) if options.reads_logits else None
+        queries = None if known.queries is None else known.queries[own]
+        return Candidates(scores[None], beams[None], tokens[None], rows, queries)
+
+    def compact(self, compaction: Compaction) -> None:
+        """Remove samples."""
+        self._stepper.compact(compaction)

@@ -1,0 +1,104 @@
+"""Make a second decoder graph, which runs several successive tokens of one row at a time.
+
+    tokens [R, 1] - ... - projected [R, X] - BeamAttention - ... - logits [R, vocabulary]     the decoder, as it is
+                              cache [R, G, T_max, K] -
+
+    tokens [S, 1] - ... - projected [S, X] - queries [1, H, S, K] - PromptAttention - ...     the new graph
+                                           - keys    [1, G, S, K] -
+               cache [1, G, T_max, K] - TensorScatter (starts) -
+
+    tokens [S, 1] - ... - query, row [S, D] - BeamLatentAttention     likewise, with one matrix for keys and values
+
+The row's tokens are at positions ``starts`` to ``starts`` + S - 1, and each sees those before it. Bind a cache's input
+and output to one buffer, as for the decoder: a run then writes S rows of it. It is for tokens that are known before
+they are generated: the prompt of a decoder (prefill), and a draft of its output, which the logits [S, vocabulary]
+verify.
+
+Needs: an encoder, and self-attention over all cached positions of keys and values (``kv``), or of inputs (``x``),
+without rotation and relative bias. Runs last: both graphs share all weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tightbeam.graph_passes.builder import Builder, graph_input, tidy
+from tightbeam.graph_passes.cleanup.prompt_parts import STARTS
+from tightbeam.graph_passes.model import ModelGraphs, PassResult
+
+NAME = "prefill"
+ATTENTIONS = {"BeamAttention": 5, "BeamLatentAttention": 5}
+"""The operators that are replaced, and how many inputs they have without rotation, bias and prefix."""
+OF_STEPS = frozenset({"ancestry", "lengths", "beam_index"})
+"""Inputs of the decoder that the new graph must not need."""
+
+
+def prefill(graphs: ModelGraphs) -> PassResult:
+    """Set ``graphs.prefill`` to the new graph, if there can be one."""
+    reason = _obstacle(graphs)
+    if reason:
+        return PassResult(NAME, 0, reason)
+    graph = graphs.decoder.copy()
+    build = Builder(graph, NAME)
+    starts = graph_input(graph, STARTS, np.int64, [1])
+    nodes = [node for node in graph.nodes if node.op in ATTENTIONS]
+    for node in nodes:
+        _replace(build, node, starts)
+    results = {output.name for node in graph.nodes if node.op == "BeamTopK" for output in node.outputs}
+    graph.outputs = [output for output in graph.outputs if output.name not in results]
+    tidy(graph)
+    graph.inputs = [tensor for tensor in graph.inputs if tensor.outputs]
+    if left := {tensor.name for tensor in graph.inputs} & OF_STEPS:
+        return PassResult(NAME, 0, f"another node reads {', '.join(sorted(left))}")
+    graphs.prefill = graph
+    return PassResult(NAME, len(nodes))
+
+
+def _obstacle(graphs: ModelGraphs) -> str:
+    """The reason why there is no such graph; empty if there is."""
+    if graphs.sizes.one_softmax:
+        return "the source is in the softmax of self-attention"
+    for tensor in graphs.decoder.inputs:
+        if tensor.name.startswith("source.") and tensor.shape[0] != "B":
+            return "the beams of a sample have source caches of their own"
+    caches = {state.input for state in graphs.states}
+    for node in graphs.decoder.nodes:
+        if node.op in ATTENTIONS:
+            if len(node.inputs) != ATTENTIONS[node.op]:
+                return f"{node.name} has a rotation, a bias or a prefix"
+            if node.op == "BeamLatentAttention" and node.inputs[2].shape[1] != 1:
+                return f"{node.name} reads the keys of several heads"
+            caches -= {tensor.name for tensor in node.inputs}
+    return f"{', '.join(sorted(caches))} is a cache of another kind" if caches else ""
+
+
+def _replace(build: Builder, node: gs.Node, starts: gs.Tensor) -> None:
+    """Let PromptAttention do for S positions of one row what ``node`` does for one position of S rows."""
+    output = node.outputs[0]
+    if node.op == "BeamAttention":
+        projected, *caches = node.inputs[:3]
+        (_, G, _, K), (*_, V) = (cache.shape for cache in caches)
+        H = output.shape[1] // V
+        query, *rows = build.split(projected, [H * K, G * K, G * V])
+    else:
+        query, row, cache = node.inputs[:3]
+        rows, caches = [row], [cache]
+        G, K = 1, cache.shape[3]
+        H = output.shape[1] // K
+    updated = [
+        build.add("TensorScatter", [cache, _by_heads(build, own, G, cache.shape[3]), starts], {"axis": -2}, [new])
+        for cache, own, new in zip(caches, rows, node.outputs[1:], strict=True)
+    ]
+    form = {name: node.attrs[name] for name in ("scale", "window", "softcap") if node.attrs.get(name)}
+    inputs = [_by_heads(build, query, H, K), updated[0], updated[-1], starts]
+    node.inputs.clear()
+    node.outputs.clear()
+    attended = build.variable(f"{output.name}.by_sample", [1, "S", output.shape[1]])
+    build.operator("PromptAttention", inputs, form, [attended])
+    build.add("Reshape", [attended, build.constant([-1, output.shape[1]])], outputs=[output])
+
+
+def _by_heads(build: Builder, rows: gs.Tensor, heads: int, width: int) -> gs.Tensor:
+    """The heads [1, heads, S, width] of rows [S, heads width]."""
+    return build.transpose(build.reshape(rows, [1, -1, heads, width]), [0, 2, 1, 3])
