@@ -13,9 +13,9 @@
     skip_small_weights  if asked for: not exact
     move_scales         for int8 and int4, with scales that the export chooses on real rows
     to_precision        split_inverses and lower_precision for half precision; else encoder_attention,
-                        prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows, screen_head
-                        if asked for, quantize_generated and quantize_source for int8 caches, prompt_parts without
-                        the latter, prefill: half precision and integers are not exact
+                        prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows,
+                        quantize_generated and quantize_source for int8 caches, prompt_parts without the latter,
+                        prefill, screen_head if asked for: half precision and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, split_inverses and
                         lower_precision; then, on the written messages, to_plugin_nodes
 
@@ -174,7 +174,7 @@ def to_precision(
     screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
     caches.append(prompt_parts if cache_precision is None else quantize_source)
-    return _run([*passes, *screens, *caches, prefill], graphs)
+    return _run([*passes, *caches, prefill, *screens], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

@@ -15,7 +15,8 @@ they are generated: the prompt of a decoder (prefill), and a draft of its output
 verify.
 
 Needs: an encoder, and self-attention over all cached positions of keys and values (``kv``), or of inputs (``x``),
-without rotation and relative bias. Runs last: both graphs share all weights.
+without rotation and relative bias. Runs behind what changes weights, so that both graphs share them, and before
+``screen_head``, since a draft's tokens are chosen from whole rows of logits.
 """
 
 from __future__ import annotations
