@@ -156,7 +156,7 @@ class LiveRun:
     context : str
         The end of the text before this sound.
     draft : tuple of int
-        The tokens of the latest run over the beginning of this sound, which a run verifies.
+        The tokens of the latest run that are likely to come again, which a run verifies.
     """
 
     samples: Array
@@ -202,7 +202,7 @@ class LiveText:
         self._ended = False
         self._said: list[LiveWord] = []  # settled words of the sound
         self._run: list[LiveWord] = []  # of the latest run over the sound
-        self._tokens: tuple[int, ...] = ()  # likewise
+        self._ends: list[tuple[float, tuple[int, ...]]] = []  # ends and tokens of its segments
         self._settled_of_run = 0
         self._last_s = 0.0  # the end of the last settled word
         self._language: str | None = None
@@ -242,7 +242,8 @@ class LiveText:
             room = min(room, round(max(self._step_s, 2 * took_s) * self._rate_hz))
         self._sound, rest = np.concatenate([self._sound, new[:room]]), new[room:]
         self._new = [rest] if len(rest) else []
-        return LiveRun(self._sound, self._language, self._before, self._tokens)
+        draft = tuple(token for _, tokens in self._ends for token in tokens)
+        return LiveRun(self._sound, self._language, self._before, draft)
 
     def take(self, segments: Sequence[HeardSegment], language: str | None = None) -> LiveUpdate:
         """Take the segments and the language of the latest `next_run`."""
@@ -262,7 +263,7 @@ class LiveText:
                 break
             settled += 1
         self._run, self._settled_of_run = words, settled
-        self._tokens = tuple(token for segment in segments for token in segment.tokens)
+        self._ends = [(begin_s + segment.end_s, segment.tokens) for segment in segments]
         cut = self._segment_end(ends, end_s)
         if cut is None and end_s - begin_s + self._step_s > self._window_s:
             cut = self._forced_cut(begin_s, end_s)
@@ -342,7 +343,7 @@ class LiveText:
         self._before = text[max(0, len(text) - self._most_before) :] if self._most_before else ""
         self._run, self._settled_of_run = self._run[count:], self._settled_of_run - count
         self._said = self._run[: self._settled_of_run]
-        self._tokens = ()  # their times are from the beginning of the sound before
+        self._ends = [(end_s, tokens) for end_s, tokens in self._ends if end_s > time_s]
 
     def _revisions(self) -> list[Revision]:
         """Compare the settled words of the sound with the words of the latest run."""

@@ -184,7 +184,7 @@ class SequentialTranscription:
             times = self._times(tokens, attempt.scored)
             segments, offset = cut_segments(tokens, self._first, self.seek, frames, times)
             self.segments += segments
-            self._draft = _behind(self._draft, [token for segment in segments for token in segment.tokens])
+            self._draft = self._draft[sum(len(segment.tokens) for segment in segments) :]
             self.seek += offset
 
     def _times(self, tokens: list[int], scored: Scored) -> list[TokenTime] | None:
@@ -263,11 +263,6 @@ class SequentialTranscription:
 
     def _without_last_of_pair(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if len(tokens) > 2 and tokens[-2] >= self._first else tokens
-
-
-def _behind(draft: tuple[int, ...], tokens: list[int]) -> tuple[int, ...]:
-    """The part of a draft behind its beginning ``tokens``; empty if it begins otherwise."""
-    return draft[len(tokens) :] if draft[: len(tokens)] == tuple(tokens) else ()
 
 
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:

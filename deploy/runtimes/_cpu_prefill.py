@@ -24,7 +24,7 @@ from tightbeam.deploy.runtimes.base import (
 
 __all__ = ["CpuPrefill"]
 
-SMALL = ("tokens", "positions", PROMPT_STARTS, "all_logits")
+SMALL = ("tokens", "positions", PROMPT_STARTS)
 """Inputs of the graph that are neither a source nor a cache."""
 
 
@@ -88,7 +88,7 @@ class CpuPrefill:
             What the run fills in; empty arrays without ``read``.
         """
         positions = np.arange(first, first + len(tokens))[:, None]
-        small = dict(zip(SMALL, (tokens[:, None], positions, np.array([first]), np.array(True)), strict=True))
+        small = dict(zip(SMALL, (tokens[:, None], positions, np.array([first])), strict=True))
         binding = self.session.io_binding()
         for tensor in self._entry.inputs:
             if tensor.name not in caches:

@@ -8,8 +8,8 @@ The decoder reads known tokens in one run, where generated tokens take a step ea
                                                                                       -----     a step of its own
 
 A draft is verified: its logits are what the search chooses from, step by step, for as long as it chooses the draft's
-tokens. From the first other token on, the decoder runs steps, which overwrite what the draft has cached behind it. So a
-draft changes no token but for rounding, as other rows beside a row do.
+tokens. Behind another token the rest of the draft is tried again, or the decoder runs steps; either overwrites what was
+cached behind that token. So a draft changes no token but for rounding, as other rows beside a row do.
 """
 
 from __future__ import annotations
@@ -30,30 +30,72 @@ from tightbeam.deploy.search.rows import Rows, candidates_of_rows
 __all__ = ["KnownSteps"]
 
 LEAST = 4
-"""Fewest tokens of a run: two steps take about as long as one run of a few tokens."""
-TOGETHER = 64
-"""Tokens of a draft that are read at a time: a draft that is wrong early costs no more, and logits take 13 MB."""
+"""Fewest tokens of a prompt that are read in one run: two steps take about as long as one run of a few tokens."""
+TOGETHER, AGAIN = 64, 8
+"""Tokens of a draft that are read at a time: at first, and behind a token that it has not foreseen. A run of a few rows
+takes little more than a step, whose time goes to reading weights. 64 rows of logits take 13 MB."""
+NEAR = 16
+"""Tokens of a draft among which a token that it has not foreseen is looked for."""
 
 
 @dataclass
 class _Draft:
-    """A row's tokens, the draft behind its prompt, and what the decoder gave for some of them.
+    """A row's tokens so far and what the draft says will follow, and what the decoder gave for some of them.
+
+    Behind a token that the draft has not foreseen it goes on behind the nearest such token in it; else it goes on as if
+    one token were replaced, once.
 
     Attributes
     ----------
-    tokens : int64 [T]
+    guess : int64 [T]
+    most : int
+        Tokens that the caches have room for.
     read : int
         Tokens whose caches are written.
+    together : int
+        Tokens to read at a time.
+    foreseen : bool
+        True if the row's last token was the draft's.
     known : KnownTokens or None
         The results for the latest part.
     first : int
         The position of its first token.
     """
 
-    tokens: Ints
+    guess: Ints
+    most: int
     read: int
+    together: int
+    foreseen: bool = True
     known: KnownTokens | None = None
     first: int = 0
+
+    def follow(self, row: Ints) -> bool:
+        """Let the guess begin with the tokens of a row, which has one more than in the last call. Returns False if the
+        draft does not say what follows."""
+        length = len(row)
+        if length <= len(self.guess) and np.array_equal(self.guess[:length], row):
+            self.foreseen = True
+            return True
+        rest = self.guess[length - 1 :]
+        places = np.flatnonzero(rest[:NEAR] == row[-1])
+        known = len(places) > 0 or self.foreseen
+        if known:
+            rest = rest[int(places[0]) + 1 if len(places) else 1 :]
+        self.guess, self.together, self.foreseen = np.concatenate([row, rest])[: self.most], AGAIN, False
+        self.read = length - 1
+        return known and len(self.guess) > length
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is left to verify."""
+        return self.read >= len(self.guess)
+
+    def next_part(self) -> Ints:
+        """The tokens to read next."""
+        part = self.guess[self.read : self.read + self.together]
+        self.together = min(2 * self.together, TOGETHER)
+        return part
 
 
 class KnownSteps:
@@ -102,25 +144,28 @@ class KnownSteps:
             self._decoding.inputs["ancestry"][place, :, :count] = 0  # all beams continue the first row
         tokens = options.drafted
         if place == 0 and options.num_beams == 1 and len(tokens) - count >= LEAST:
-            self._draft = _Draft(np.array(tokens, np.int64), count)
+            self._draft = _Draft(np.array(tokens, np.int64), options.max_length - 1, count, TOGETHER)
         return count
 
     def __call__(self, inputs: StepInputs) -> Candidates:
-        if self._draft is not None:
-            found = self._verified(self._draft, inputs)
+        draft = self._draft
+        if draft is not None:
+            found = self._verified(draft, inputs)
             if found is not None:
                 return found
-            self._draft = None
+            draft.read = int(inputs.lengths[0])  # the step reads it
+            if draft.is_over:
+                self._draft = None
         return self._stepper(inputs)
 
     def _verified(self, draft: _Draft, inputs: StepInputs) -> Candidates | None:
         """The candidates of a step that the draft has foreseen; None if it has not."""
         length = int(inputs.lengths[0])
-        if length > len(draft.tokens) or not np.array_equal(inputs.history[0, 0, :length], draft.tokens[:length]):
+        if not draft.follow(inputs.history[0, 0, :length]):
             return None
         if length > draft.read:
-            part = draft.tokens[draft.read : draft.read + TOGETHER]
-            draft.known = self._decoding.prefill(0, part, draft.read, read=True)
+            part = draft.next_part()
+            draft.known = self._decoding.prefill(0, part, draft.read, read=True) if len(part) > 1 else None
             draft.first, draft.read = draft.read, draft.read + len(part)
         known, place = draft.known, length - 1 - draft.first
         if known is None or known.logits is None or np.isnan(known.logits[place]).any():
