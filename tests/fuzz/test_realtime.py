@@ -46,7 +46,8 @@ class OneWord:
             for second in range(np.asarray(samples).size // 16000)
         ]
         end_s = words[-1].end_s if words else 0.0
-        segments = [SimpleNamespace(words=words, text=" a" * len(words), start_s=0.0, end_s=end_s)]
+        shown = {"words": words, "text": " a" * len(words), "tokens": [7] * len(words)}
+        segments = [SimpleNamespace(**shown, start_s=0.0, end_s=end_s)]
         return [SimpleNamespace(output=SimpleNamespace(segments=segments, language="en"))]
 
 
