@@ -165,7 +165,11 @@ class KnownSteps:
             return None
         if length > draft.read:
             part = draft.next_part()
-            draft.known = self._decoding.prefill(0, part, draft.read, read=True) if len(part) > 1 else None
+            if len(part) == 1:
+                return None  # a step reads it as fast
+            draft.known = self._decoding.prefill(0, part, draft.read, read=True)
+            if draft.known is None:
+                draft.guess = part[:0]  # no draft is verified here
             draft.first, draft.read = draft.read, draft.read + len(part)
         known, place = draft.known, length - 1 - draft.first
         if known is None or known.logits is None or np.isnan(known.logits[place]).any():
