@@ -7,15 +7,15 @@
                                            - keys    [1, G, S, K] -
                cache [1, G, T_max, K] - TensorScatter (starts) -
 
-    tokens [S, 1] - ... - query, row [S, D] - BeamLatentAttention     likewise, with one matrix for keys and values
+    tokens [S, 1] - ... - query, row [S, G K] - BeamLatentAttention     likewise; each head's values are whole rows
 
 The row's tokens are at positions ``starts`` to ``starts`` + S - 1, and each sees those before it. Bind a cache's input
 and output to one buffer, as for the decoder: a run then writes S rows of it. It is for tokens that are known before
 they are generated: the prompt of a decoder (prefill), and a draft of its output, which the logits [S, vocabulary]
 verify.
 
-Needs: an encoder, and self-attention over all cached positions of keys and values (``kv``), or of inputs (``x``),
-without rotation and relative bias. Runs behind what changes weights, so that both graphs share them, and before
+Needs: an encoder, and self-attention over cached keys and values (``kv``), keys (``k``) or inputs (``x``), without
+rotation, relative bias and key norm. Runs behind what changes weights, so that both graphs share them, and before
 ``screen_head``, since a draft's tokens are chosen from whole rows of logits.
 """
 
@@ -67,9 +67,7 @@ def _obstacle(graphs: ModelGraphs) -> str:
     for node in graphs.decoder.nodes:
         if node.op in ATTENTIONS:
             if len(node.inputs) != ATTENTIONS[node.op]:
-                return f"{node.name} has a rotation, a bias or a prefix"
-            if node.op == "BeamLatentAttention" and node.inputs[2].shape[1] != 1:
-                return f"{node.name} reads the keys of several heads"
+                return f"{node.name} has a rotation, a bias, a norm or a prefix"
             caches -= {tensor.name for tensor in node.inputs}
     return f"{', '.join(sorted(caches))} is a cache of another kind" if caches else ""
 
@@ -85,19 +83,31 @@ def _replace(build: Builder, node: gs.Node, starts: gs.Tensor) -> None:
     else:
         query, row, cache = node.inputs[:3]
         rows, caches = [row], [cache]
-        G, K = 1, cache.shape[3]
-        H = output.shape[1] // K
+        _, G, _, K = cache.shape
+        H = output.shape[1] // (G * K)
     updated = [
         build.add("TensorScatter", [cache, _by_heads(build, own, G, cache.shape[3]), starts], {"axis": -2}, [new])
         for cache, own, new in zip(caches, rows, node.outputs[1:], strict=True)
     ]
     form = {name: node.attrs[name] for name in ("scale", "window", "softcap") if node.attrs.get(name)}
-    inputs = [_by_heads(build, query, H, K), updated[0], updated[-1], starts]
+    key, value = updated[0], updated[-1]
+    if node.op == "BeamLatentAttention" and G > 1:
+        key, value = _whole_rows(build, key, build.add("Add", [starts, build.add("Shape", [rows[0]], {"end": 1})]))
+    inputs = [_by_heads(build, query, H, K), key, value, starts]
     node.inputs.clear()
     node.outputs.clear()
     attended = build.variable(f"{output.name}.by_sample", [1, "S", output.shape[1]])
     build.operator("PromptAttention", inputs, form, [attended])
     build.add("Reshape", [attended, build.constant([-1, output.shape[1]])], outputs=[output])
+
+
+def _whole_rows(build: Builder, cache: gs.Tensor, count: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor]:
+    """The first ``count`` int64 [1] positions of a cache [1, G, T_max, K], and the same rows [1, G, ., G K] for each of
+    its heads."""
+    _, G, _, K = cache.shape
+    key = build.add("Slice", [cache, build.constant([0]), count, build.constant([2])])
+    rows = build.reshape(build.transpose(key, [0, 2, 1, 3]), [1, 1, -1, G * K])
+    return key, build.add("Expand", [rows, build.constant([1, G, 1, 1])])
 
 
 def _by_heads(build: Builder, rows: gs.Tensor, heads: int, width: int) -> gs.Tensor:
