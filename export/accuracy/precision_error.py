@@ -133,6 +133,7 @@ def _write(manifest: Manifest, graphs: ModelGraphs, folder: Path) -> None:
     write_graphs(graphs, folder)
     changed = {
         "prompt": None,
+        "prefill": None,
         **graph_entries(graphs, folder),
         "weights": file_entry(folder, WEIGHTS),
         "cache_states": state_entries(graphs),

@@ -44,8 +44,9 @@ def prefill(graphs: ModelGraphs) -> PassResult:
     build = Builder(graph, NAME)
     starts = graph_input(graph, STARTS, np.int64, [1])
     nodes = [node for node in graph.nodes if node.op in ATTENTIONS]
+    windowed = any(node.attrs.get("window") for node in nodes)  # all nodes share one function
     for node in nodes:
-        _replace(build, node, starts)
+        _replace(build, node, starts, windowed=windowed)
     results = {output.name for node in graph.nodes if node.op == "BeamTopK" for output in node.outputs}
     graph.outputs = [output for output in graph.outputs if output.name not in results]
     tidy(graph)
@@ -72,7 +73,7 @@ def _obstacle(graphs: ModelGraphs) -> str:
     return f"{', '.join(sorted(caches))} is a cache of another kind" if caches else ""
 
 
-def _replace(build: Builder, node: gs.Node, starts: gs.Tensor) -> None:
+def _replace(build: Builder, node: gs.Node, starts: gs.Tensor, *, windowed: bool) -> None:
     """Let PromptAttention do for S positions of one row what ``node`` does for one position of S rows."""
     output = node.outputs[0]
     if node.op == "BeamAttention":
@@ -89,7 +90,9 @@ def _replace(build: Builder, node: gs.Node, starts: gs.Tensor) -> None:
         build.add("TensorScatter", [cache, _by_heads(build, own, G, cache.shape[3]), starts], {"axis": -2}, [new])
         for cache, own, new in zip(caches, rows, node.outputs[1:], strict=True)
     ]
-    form = {name: node.attrs[name] for name in ("scale", "window", "softcap") if node.attrs.get(name)}
+    form = {name: node.attrs[name] for name in ("scale", "softcap") if node.attrs.get(name)}
+    if windowed:
+        form["window"] = node.attrs.get("window", 0)
     key, value = updated[0], updated[-1]
     if node.op == "BeamLatentAttention" and G > 1:
         key, value = _whole_rows(build, key, build.add("Add", [starts, build.add("Shape", [rows[0]], {"end": 1})]))

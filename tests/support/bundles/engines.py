@@ -66,6 +66,7 @@ def as_bundle(source: Path, target: Path, precision: str = "fp32") -> Path:
         onnx.save(model, target / f"{part}.onnx")
     changed = {
         "prompt": None,
+        "prefill": None,
         **graph_entries(graphs, target),
         "weights": file_entry(target, WEIGHTS),
         "cache_states": state_entries(graphs),
