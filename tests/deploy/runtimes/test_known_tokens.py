@@ -91,6 +91,7 @@ def expect_equal(found: Any, expected: Any) -> None:
         ("bart", "dedup", {}),
         ("bart", "el", {}),
         ("bart", "xcache", {}),
+        ("bart", "kcache", {}),
         ("marian", "el", {}),
         ("marian", "dedup", {"precision": "int8"}),
         ("bart", "dedup", {"cache_precision": "int8"}),
@@ -111,9 +112,18 @@ def test_a_beginning_is_read_at_once(
     assert steps < counted.taken()[0]
 
 
-@pytest.mark.parametrize("variant", ["kcache", "baseline"])
-def test_other_caches_are_filled_by_steps(bundles: BundleCache, counted: Counted, variant: str) -> None:
-    runner = Runner.load(bundles(variant, "bart"), threads=1)
+@pytest.mark.parametrize(
+    ("family", "variant", "more"),
+    [
+        ("bart", "baseline", {}),
+        ("bart", "dedup", {"generated_cache_precision": "int8"}),
+        pytest.param("t5", "dedup", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_other_caches_are_filled_by_steps(
+    bundles: BundleCache, counted: Counted, family: str, variant: str, more: dict[str, Any]
+) -> None:
+    runner = Runner.load(bundles(variant, family, **more), threads=1)
     assert runner.manifest.prefill is None
     own = next(entry for entry in runner.manifest.passes if entry.name == "prefill")
     assert own.reason
@@ -121,7 +131,7 @@ def test_other_caches_are_filled_by_steps(bundles: BundleCache, counted: Counted
     assert counted.taken()[1] == []
 
 
-@pytest.mark.parametrize(("family", "variant"), [("bart", "dedup"), ("marian", "xcache")])
+@pytest.mark.parametrize(("family", "variant"), [("bart", "dedup"), ("bart", "slim"), ("marian", "xcache")])
 @pytest.mark.parametrize("search", [own for own in SEARCHES if "num_beams" not in own], ids=str)
 def test_a_draft_is_verified(
     bundles: BundleCache, counted: Counted, family: str, variant: str, search: dict[str, Any]
