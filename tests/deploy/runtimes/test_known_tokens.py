@@ -112,6 +112,16 @@ def test_a_beginning_is_read_at_once(
     assert steps < counted.taken()[0]
 
 
+def test_beside_other_samples_a_short_beginning_takes_steps(bundles: BundleCache, counted: Counted) -> None:
+    runner, rows = Runner.load(bundles("dedup", "bart"), threads=1), [[5, 9, 2], [40, 6, 17, 2], [8, 2]]
+    how: dict[str, Any] = {"max_new_tokens": 4, "decoder_input_ids": [BEGUN[0], BEGUN[0], [*BEGUN[0], *BEGUN[0]]]}
+    found = runner.generate(rows, **how)
+    _, runs = counted.taken()
+    with counted.by_steps():
+        expect_equal(found, runner.generate(rows, **how))
+    assert runs == [8, 17]
+
+
 @pytest.mark.parametrize(
     ("family", "variant", "more"),
     [
@@ -212,10 +222,10 @@ def test_recordings_whose_windows_have_a_prompt(
 ) -> None:
     _, runner = with_timestamps(bundles, variant)
     waves = window_recordings()
-    found = runner.transcribe_segments(waves, **own)
+    found = runner.transcribe_segments(waves, batch_size=1, **own)
     steps, runs = counted.taken()
     with counted.by_steps():
-        assert runner.transcribe_segments(waves, **own) == found
+        assert runner.transcribe_segments(waves, batch_size=1, **own) == found
     assert len(runs) > 1
     assert steps < counted.taken()[0] - sum(runs) / len(waves)
 
