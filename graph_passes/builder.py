@@ -84,12 +84,6 @@ class Builder:
         reshaped.inputs[0].name += f".{kind}"
         return reshaped
 
-    def split(self, tensor: gs.Tensor, widths: Sequence[int]) -> list[gs.Tensor]:
-        """Split the last axis in parts of these widths."""
-        made = [gs.Variable(f"{self.prefix}.split_{self.count + 1}_{part}") for part in range(len(widths))]
-        self.add("Split", [tensor, self.constant(widths)], {"axis": -1}, made)
-        return made
-
     def transpose(self, tensor: gs.Tensor, perm: Sequence[int]) -> gs.Tensor:
         """Append one Transpose."""
         return self.add("Transpose", [tensor], {"perm": list(perm)})

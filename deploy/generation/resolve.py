@@ -186,8 +186,8 @@ class ResolvedSettings:
         """The search of rows that begin with the start token, and with ``decoder_input_ids`` behind it."""
         tokens = self._settings["decoder_input_ids"]
         given = tokens[1:] if tokens[:1] == (start,) else tokens
-        how = {"given": len(given), "draft": self._settings["draft_ids"]}
-        options = self._with_lengths(self._searches[0.0], (start, *given), 1 + len(given), **how)
+        search, draft = self._searches[0.0], self._settings["draft_ids"]
+        options = self._with_lengths(search, (start, *given), 1 + len(given), given=len(given), draft=draft)
         check_beginning(self._settings, options.prompt[options.root :] if given else ())
         return options
 

@@ -14,8 +14,8 @@ Each run begins with words that are settled already. They are found as the begin
 edit distance to them, since a later run may say them otherwise. The sound is cut at the end of a segment whose words
 are settled, so that a run has never more than one window of the model.
 
-The tokens of a run are a draft of the next run over the same sound (`draft_ids`). They are verified in one run of the
-decoder, so that only words that change and words that are new take a step for each token.
+The tokens of a run are a draft of the next one (`draft_ids`). The decoder verifies them many at a time, so that only
+words that change and words that are new take a step for each token.
 """
 
 from __future__ import annotations

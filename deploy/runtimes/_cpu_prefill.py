@@ -12,7 +12,7 @@ from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.manifest import GraphEntry, Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.errors import BundleError
-from tightbeam.deploy.runtimes._onnxruntime import dtypes_of
+from tightbeam.deploy.runtimes._onnxruntime import run_bound, value_of
 from tightbeam.deploy.runtimes.base import (
     ALIGNMENT_QUERIES,
     LOGITS,
@@ -57,7 +57,7 @@ class CpuPrefill:
         """The session."""
         return self._open_session()
 
-    def bind(
+    def run(
         self,
         source: Mapping[str, Array],
         caches: Mapping[str, tuple[str, Array]],
@@ -65,8 +65,8 @@ class CpuPrefill:
         first: int,
         *,
         read: bool,
-    ) -> tuple[ort.IOBinding, ort.RunOptions | None, KnownTokens]:
-        """Bind a run.
+    ) -> KnownTokens:
+        """Run the graph.
 
         Parameters
         ----------
@@ -78,14 +78,12 @@ class CpuPrefill:
         first : int
             The position of the first token.
         read : bool
-            Give the logits, and the queries of alignment heads.
+            Compute the logits, and the queries of alignment heads.
 
         Returns
         -------
-        binding : IOBinding
-        options : RunOptions or None
-        known : KnownTokens
-            What the run fills in; empty arrays without ``read``.
+        KnownTokens
+            Without ``read`` it holds nothing.
         """
         positions = np.arange(first, first + len(tokens))[:, None]
         small = dict(zip(SMALL, (tokens[:, None], positions, np.array([first])), strict=True))
@@ -94,18 +92,18 @@ class CpuPrefill:
             if tensor.name not in caches:
                 binding.bind_cpu_input(tensor.name, small.get(tensor.name, source.get(tensor.name)))
         for name, (output, buffer) in caches.items():
-            value = ort.OrtValue.ortvalue_from_numpy(buffer)
+            value = value_of(buffer)
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(output, value)
-        results = dict[str, Array]()
-        types = dtypes_of(self.session)
-        for tensor in self._entry.outputs:
-            if read and tensor.name in (LOGITS, ALIGNMENT_QUERIES):
-                made = np.empty(resolve(tensor.shape, {"R": len(tokens)}), types[tensor.name])
-                binding.bind_ortvalue_output(tensor.name, ort.OrtValue.ortvalue_from_numpy(made))
-                results[tensor.name] = made
-        known = KnownTokens(results.get(LOGITS), results.get(ALIGNMENT_QUERIES))
-        return binding, None if read else self._caches_alone, known
+        results = {
+            tensor.name: np.empty(resolve(tensor.shape, {"R": len(tokens)}), tensor.dtype)
+            for tensor in self._entry.outputs
+            if read and tensor.name in (LOGITS, ALIGNMENT_QUERIES)
+        }
+        for name, array in results.items():
+            binding.bind_ortvalue_output(name, value_of(array))
+        run_bound(self.session, binding, "decoder", None if read else self._caches_alone)
+        return KnownTokens(results.get(LOGITS), results.get(ALIGNMENT_QUERIES))
 
 
 def _unexpected_names(manifest: Manifest, entry: GraphEntry) -> set[str]:

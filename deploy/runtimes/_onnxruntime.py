@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime on any device: opening them, checking their tensors, and the text of their errors."""
+"""Sessions of ONNX Runtime: opening them, checking and binding their tensors, and the text of their errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from tightbeam.deploy.arrays import Array
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import BundleError, RuntimeSetupError, first_line
+from tightbeam.deploy.errors import BundleError, ExecutionError, NonFiniteError, RuntimeSetupError, first_line
 from tightbeam.deploy.runtimes.base import letters_of, unexpected_names
 from tightbeam.deploy.runtimes.process.cores import allowed_cores
 from tightbeam.plugins.library import ENVIRONMENT
@@ -23,7 +24,9 @@ __all__ = [
     "open_session",
     "reason_of",
     "register_library",
+    "run_bound",
     "session_options",
+    "value_of",
 ]
 
 QUIET = 4
@@ -140,3 +143,24 @@ def check_names(bundle: Bundle, dtypes: Mapping[str, type[np.generic] | None]) -
     if names:
         shown = ", ".join(sorted(map(repr, names)))
         raise BundleError(f"{bundle.path}: unknown or missing in its graphs: {shown}; export the model again")
+
+
+def run_bound(
+    session: ort.InferenceSession, binding: ort.IOBinding, graph: str, options: ort.RunOptions | None = None
+) -> None:
+    """Run a session over bound tensors. Raises ExecutionError, which names the ``graph``, or NonFiniteError."""
+    try:
+        session.run_with_iobinding(binding, options)
+    except Exception as error:  # classes of its own, without a common base
+        reason = reason_of(error)
+        if reason.startswith("BeamTopK: logits["):
+            raise NonFiniteError(f"the model's scores are NaN or infinite ({reason})") from error
+        raise ExecutionError(
+            f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
+            "run fewer rows together if memory ran out, else export the model again"
+        ) from error
+
+
+def value_of(array: Array) -> ort.OrtValue:
+    """Wrap an array as an OrtValue over the same memory."""
+    return ort.OrtValue.ortvalue_from_numpy(array)

@@ -15,7 +15,6 @@ cached behind that token. So a draft changes no token but for rounding, as other
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -175,26 +174,18 @@ class KnownSteps:
             if len(part) == 1:
                 return None  # a step reads it as fast
             draft.known = self._decoding.prefill(0, part, draft.read, read=True)
-            if draft.known is None:
-                draft.guess = part[:0]  # no draft is verified here
             draft.first, draft.read = draft.read, draft.read + len(part)
         known, place = draft.known, length - 1 - draft.first
-        if known is None or known.logits is None or np.isnan(known.logits[place]).any():
+        if known is None or known.logits is None:
+            self._draft = None  # nothing is verified here
+            return None
+        if np.isnan(known.logits[place]).any():
             return None  # a step reports it
         own, options = slice(place, place + 1), self._options
-        how: dict[str, Any] = {
-            "history": inputs.history[0],
-            "lengths": inputs.lengths,
-            "banned": inputs.banned[0],
-            "normalize": options.normalize,
-            "repetition_penalty": options.repetition_penalty,
-            "no_repeat_ngram_size": options.no_repeat_ngram_size,
-            "trie": None,
-            "nodes": np.zeros(1, np.int32),
-        }
-        scored = Rows(known.logits[own].copy(), **how).processed(0)
+        seen = inputs.history[0], inputs.lengths, inputs.banned[0], np.zeros(1, np.int32)
+        scored = Rows.of(options, known.logits[own].copy(), *seen).processed(0)
         scores, beams, tokens = candidates_of_rows([scored], inputs.beam_scores[0], options.candidates)
-        rows = Rows(known.logits[own], **how) if options.reads_logits else None
+        rows = Rows.of(options, known.logits[own], *seen) if options.reads_logits else None
         queries = None if known.queries is None else known.queries[own]
         return Candidates(scores[None], beams[None], tokens[None], rows, queries)
 

@@ -14,16 +14,17 @@ import onnxruntime as ort
 from tightbeam.deploy.arrays import Array, Ints
 from tightbeam.deploy.bundle.manifest import GraphEntry
 from tightbeam.deploy.bundle.reader import Bundle
-from tightbeam.deploy.errors import ExecutionError, NonFiniteError, RuntimeSetupError
+from tightbeam.deploy.errors import ExecutionError, RuntimeSetupError
 from tightbeam.deploy.runtimes._cpu_prefill import CpuPrefill
 from tightbeam.deploy.runtimes._mapped_weights import MappedWeights
 from tightbeam.deploy.runtimes._onnxruntime import (
     check_names,
     dtypes_of,
     open_session,
-    reason_of,
     register_library,
+    run_bound,
     session_options,
+    value_of,
 )
 from tightbeam.deploy.runtimes.base import (
     ALIGNMENT_KEYS,
@@ -122,7 +123,7 @@ class OnnxRuntimeCpu:
         except FileNotFoundError as error:
             raise RuntimeSetupError(str(error)) from error
         register_library(options, library)
-        values = {name: _value(array) for name, array in self._weights.of(graph).items()}
+        values = {name: value_of(array) for name, array in self._weights.of(graph).items()}
         self._values.append(values)
         return open_session(bundle, graph, options, ["CPUExecutionProvider"], values)
 
@@ -254,8 +255,8 @@ class OnnxRuntimeCpu:
                 binding.bind_cpu_input(tensor.name, inputs[tensor.name])
             for name, array in encoded.items():
                 part = array[rows if self.shapes.get(name, ("B",))[0] == "R" else samples]
-                binding.bind_ortvalue_output(name, _value(part))
-            _run(self.encoder, binding, "encoder", options)
+                binding.bind_ortvalue_output(name, value_of(part))
+            run_bound(self.encoder, binding, "encoder", options)
         if large:
             release_freed_memory()
         encoded["attention_mask"] = attention_mask.copy()  # compaction must not change the caller's
@@ -287,7 +288,7 @@ class OnnxRuntimeCpu:
         first = 0 if kept is None else kept.begin(self, ids[0, :length], caches)
         binding = self.encoder.io_binding()
         for name, array in caches.items():
-            value = _value(array)
+            value = value_of(array)
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(name.replace("source", PROMPT_OUT, 1), value)
         for start in range(first, length, ENCODED_TOGETHER):
@@ -295,7 +296,7 @@ class OnnxRuntimeCpu:
             binding.bind_cpu_input("input_ids", part)
             binding.bind_cpu_input(PROMPT_STARTS, np.full(len(ids), start, np.int64))
             last = start + ENCODED_TOGETHER >= length
-            _run(self.encoder, binding, "prompt", options if last else None)
+            run_bound(self.encoder, binding, "prompt", options if last else None)
         if kept is not None:
             kept.keep(ids[0, :length], caches)
 
@@ -420,9 +421,9 @@ class CpuDecoding:
             return scores, beams, tokens
         binding = self._bindings.get(self._used) or self._bind()
         for name, array in self._grown.items():
-            binding.bind_ortvalue_input(name, _value(array))
+            binding.bind_ortvalue_input(name, value_of(array))
             binding.bind_output(self._outputs[name], "cpu")
-        _run(self._runtime.decoder, binding, "decoder")
+        run_bound(self._runtime.decoder, binding, "decoder")
         if self._grown:
             grown = binding.get_outputs()[-len(self._grown) :]  # in the order of binding: these are the last
             self._grown = {name: value.numpy() for name, value in zip(self._grown, grown, strict=True)}
@@ -436,12 +437,10 @@ class CpuDecoding:
         source = {name: array[sample : sample + 1] for name, array in self._source.items()}
         row = slice(sample * self._sizes["M"], sample * self._sizes["M"] + 1)
         caches = {name: (self._outputs[name], array[row]) for name, array in self._in_place.items()}
-        binding, options, known = graph.bind(source, caches, tokens, first, read=read)
         try:
-            _run(graph.session, binding, "decoder", options)
+            return graph.run(source, caches, tokens, first, read=read)
         finally:
             self._runtime.wait_for_weights()
-        return known
 
     def _first_row_counts(self) -> bool:
         """Return True in the first step of a single sample's beams, in which all but the first one are stand-ins."""
@@ -456,7 +455,7 @@ class CpuDecoding:
         Candidates of other rows score below all of these, and no beam continues such a row, so that nothing reads what
         it would write into a cache.
         """
-        _run(self._runtime.decoder, self._bindings.get(FIRST_ROW) or self._bind(first_row=True), "decoder")
+        run_bound(self._runtime.decoder, self._bindings.get(FIRST_ROW) or self._bind(first_row=True), "decoder")
         return bool((self._results["candidate_scores"] > FAR_BELOW).all())
 
     def _first_row(self, name: str, array: Array) -> Array:
@@ -469,18 +468,18 @@ class CpuDecoding:
         self._bindings[FIRST_ROW if first_row else self._used] = binding
         for name in self._small:
             array = by_group(name, self._inputs[name], self._sizes["groups"])
-            binding.bind_ortvalue_input(name, _value(self._first_row(name, array) if first_row else array))
+            binding.bind_ortvalue_input(name, value_of(self._first_row(name, array) if first_row else array))
         for name, array in self._source.items():
-            binding.bind_ortvalue_input(name, _value(self._first_row(name, array) if first_row else array))
+            binding.bind_ortvalue_input(name, value_of(self._first_row(name, array) if first_row else array))
         for name, array in self._results.items():
-            binding.bind_ortvalue_output(name, _value(by_group(name, array, self._sizes["groups"])))
+            binding.bind_ortvalue_output(name, value_of(by_group(name, array, self._sizes["groups"])))
         if self.logits is not None:
-            binding.bind_ortvalue_output(LOGITS, _value(self.logits))
+            binding.bind_ortvalue_output(LOGITS, value_of(self.logits))
         if self.alignment_queries is not None:
             queries = self.alignment_queries
-            binding.bind_ortvalue_output(ALIGNMENT_QUERIES, _value(queries[:1] if first_row else queries))
+            binding.bind_ortvalue_output(ALIGNMENT_QUERIES, value_of(queries[:1] if first_row else queries))
         for name, array in self._in_place.items():
-            value = _value(self._first_row(name, array) if first_row else array)
+            value = value_of(self._first_row(name, array) if first_row else array)
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(self._outputs[name], value)
         return binding
@@ -580,23 +579,3 @@ class CpuDecoding:
         generated = [*(self._caches[name] for name in self._in_place), *self._grown.values()]
         fixed = sum(array.nbytes for name, array in self._whole[1].items() if name != "attention_mask")
         return fixed, sum(array.nbytes for array in generated)
-
-
-def _run(
-    session: ort.InferenceSession, binding: ort.IOBinding, graph: str, options: ort.RunOptions | None = None
-) -> None:
-    try:
-        session.run_with_iobinding(binding, options)
-    except Exception as error:  # classes of its own, without a common base
-        reason = reason_of(error)
-        if reason.startswith("BeamTopK: logits["):
-            raise NonFiniteError(f"the model's scores are NaN or infinite ({reason})") from error
-        raise ExecutionError(
-            f"ONNX Runtime {ort.__version__} cannot run the {graph}: {reason}; "
-            "run fewer rows together if memory ran out, else export the model again"
-        ) from error
-
-
-def _value(array: Array) -> ort.OrtValue:
-    """Wrap an array as an OrtValue over the same memory."""
-    return ort.OrtValue.ortvalue_from_numpy(array)

@@ -98,18 +98,8 @@ class BeamStepper:
         logits = self._decoding.logits if self._reads_logits else None
         if logits is None:
             return None
-        inputs, options = self._decoding.inputs, self._options
-        return Rows(
-            logits=logits,
-            history=inputs["history"],
-            lengths=inputs["history_lengths"],
-            banned=inputs["banned"],
-            normalize=options.normalize,
-            repetition_penalty=options.repetition_penalty,
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
-            trie=options.trie,
-            nodes=inputs["trie_nodes"],
-        )
+        names = "history", "history_lengths", "banned", "trie_nodes"
+        return Rows.of(self._options, logits, *(self._decoding.inputs[name] for name in names))
 
     def _without_padding(self, inputs: StepInputs) -> Array:
         """Write the decoder's rows, without padding. Returns all banned tokens [B, M, X]."""

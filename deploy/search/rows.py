@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from tightbeam.deploy.arrays import Array, Floats, Ints, Nodes
+from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.tries.trie import FREE, Trie
 
 __all__ = [
@@ -73,6 +74,23 @@ class Rows:
     trie: Trie | None
     nodes: Nodes
     _made: dict[int, Floats] = field(default_factory=dict, init=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, options: GenerationOptions, logits: LogitRows, history: Ints, lengths: Array, banned: Ints, nodes: Nodes
+    ) -> Rows:
+        """Return the rows of a step whose samples share what ``options`` say to its search head."""
+        return cls(
+            logits=logits,
+            history=history,
+            lengths=lengths,
+            banned=banned,
+            normalize=options.normalize,
+            repetition_penalty=options.repetition_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            trie=options.trie,
+            nodes=nodes,
+        )
 
     def processed(self, row: int) -> Floats:
         """The scores float32 [vocabulary] of a row, as the operator ``BeamTopK`` ranks them; not to be written to."""

@@ -29,8 +29,8 @@ from tightbeam.graph_passes.cleanup.prompt_parts import STARTS
 from tightbeam.graph_passes.model import ModelGraphs, PassResult
 
 NAME = "prefill"
-ATTENTIONS = {"BeamAttention": 5, "BeamLatentAttention": 5}
-"""The operators that are replaced, and how many inputs they have without rotation, bias and prefix."""
+ATTENTIONS, INPUTS = ("BeamAttention", "BeamLatentAttention"), 5
+"""The operators that are replaced, and how many inputs each has without rotation, bias, norm and prefix."""
 OF_STEPS = frozenset({"ancestry", "lengths", "beam_index"})
 """Inputs of the decoder that the new graph must not need."""
 
@@ -58,7 +58,7 @@ def prefill(graphs: ModelGraphs) -> PassResult:
 
 
 def _obstacle(graphs: ModelGraphs) -> str:
-    """The reason why there is no such graph; empty if there is."""
+    """Return why the decoder cannot run several tokens of a row at once; empty if it can."""
     if graphs.sizes.one_softmax:
         return "the source is in the softmax of self-attention"
     for tensor in graphs.decoder.inputs:
@@ -67,7 +67,7 @@ def _obstacle(graphs: ModelGraphs) -> str:
     caches = {state.input for state in graphs.states}
     for node in graphs.decoder.nodes:
         if node.op in ATTENTIONS:
-            if len(node.inputs) != ATTENTIONS[node.op]:
+            if len(node.inputs) != INPUTS:
                 return f"{node.name} has a rotation, a bias, a norm or a prefix"
             caches -= {tensor.name for tensor in node.inputs}
     return f"{', '.join(sorted(caches))} is a cache of another kind" if caches else ""
@@ -80,7 +80,9 @@ def _replace(build: Builder, node: gs.Node, starts: gs.Tensor, *, windowed: bool
         projected, *caches = node.inputs[:3]
         (_, G, _, K), (*_, V) = (cache.shape for cache in caches)
         H = output.shape[1] // V
-        query, *rows = build.split(projected, [H * K, G * K, G * V])
+        widths = {"query": H * K, "key": G * K, "value": G * V}
+        query, *rows = [build.variable(f"{output.name}.{part}", ["S", width]) for part, width in widths.items()]
+        build.add("Split", [projected, build.constant([*widths.values()])], {"axis": 1}, [query, *rows])
     else:
         query, row, cache = node.inputs[:3]
         rows, caches = [row], [cache]

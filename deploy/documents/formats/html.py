@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from tightbeam.deploy.documents.format import Format, decoded
 from tightbeam.deploy.documents.formats._inline import InlineText
@@ -87,7 +86,7 @@ def read_html(source: str, place: Callable[[int], str], encode: Callable[[str], 
         else:
             inline.finish()
     inline.finish()
-    return cut_document(source, inline.slots, encode, partial(html.escape, quote=False))
+    return cut_document(source, inline.slots, encode, lambda text: html.escape(text, quote=False))
 
 
 def _add_text(inline: InlineText, source: str, begin: int, end: int) -> None:

@@ -304,7 +304,7 @@ def test_po_entries_without_a_translation_get_one() -> None:
 
 
 def test_html_in_a_po_file_is_moved() -> None:
-    """A placeholder in angle brackets is no tag, and a text without tags has no references to characters."""
+    """``<name>`` stays a part of the text. ``&amp;`` is read as a character only in a text that has tags."""
     source = """msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"
 

@@ -204,8 +204,8 @@ def test_the_encoder_runs_a_few_samples_at_a_time(
     model = bundles.trace("bart")[0].model
     runner = Runner.load(bundles(variant, "bart"), threads=1)
     runs = []
-    run = onnxruntime_cpu._run
-    monkeypatch.setattr(onnxruntime_cpu, "_run", lambda *args: (runs.append(args[2]), run(*args)))
+    run = onnxruntime_cpu.run_bound
+    monkeypatch.setattr(onnxruntime_cpu, "run_bound", lambda *args: (runs.append(args[2]), run(*args)))
     ids, mask = batch(runner.manifest.sizes.source_vocabulary, 5, LENGTHS[:5])
     asked = [(ids, mask, {"num_beams": beams, "max_new_tokens": 6}) for beams in (1, 3, 4)]
     for together, times in ((1, 5), (24, 3), (1024, 1)):  # 24: two samples of 11 positions, so 2 + 2 + 1
