@@ -15,7 +15,8 @@
     to_precision        split_inverses and lower_precision for half precision; else encoder_attention,
                         prompt_attention, quantize and normalize_rows for int8 and int4, linear, flat_rows,
                         quantize_generated and quantize_source for int8 caches, prompt_parts without the latter,
-                        prefill, screen_head if asked for: half precision and integers are not exact
+                        prefill, screen_head if asked for, else search_logits for int8 and int4: half precision
+                        and integers are not exact
     tensorrt_form       standard_operators, drop_alignment, decompose_attention, fixed_capacity, split_inverses and
                         lower_precision; then, on the written messages, to_plugin_nodes
 
@@ -51,6 +52,7 @@ from tightbeam.graph_passes.precision.quantize import NO_FORMS, NO_INT4, quantiz
 from tightbeam.graph_passes.precision.quantize_generated import quantize_generated
 from tightbeam.graph_passes.precision.quantize_source import quantize_source
 from tightbeam.graph_passes.precision.screen_head import screen_head
+from tightbeam.graph_passes.precision.search_logits import search_logits
 from tightbeam.graph_passes.precision.split_inverses import split_inverses
 from tightbeam.graph_passes.tensorrt.decompose_attention import decompose_attention
 from tightbeam.graph_passes.tensorrt.drop_alignment import drop_alignment
@@ -171,10 +173,12 @@ def to_precision(
         [partial(quantize, forms=forms, int4=int4, made=made), normalize_rows] if precision in INTEGERS else []
     )
     passes: list[Pass] = [encoder_attention, prompt_attention, *integers, linear, flat_rows]
-    screens: list[Pass] = [partial(screen_head, directions=directions)] if screened else []
+    head: list[Pass] = [search_logits] if precision in INTEGERS else []
+    if screened:
+        head = [partial(screen_head, directions=directions)]
     caches: list[Pass] = [quantize_generated] if generated_cache_precision is not None else []
     caches.append(prompt_parts if cache_precision is None else quantize_source)
-    return _run([*passes, *caches, prefill, *screens], graphs)
+    return _run([*passes, *caches, prefill, *head], graphs)
 
 
 def tensorrt_form(graphs: ModelGraphs, capacity: int, precision: str) -> tuple[ModelGraphs, list[PassResult]]:

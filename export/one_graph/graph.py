@@ -30,9 +30,10 @@ from tightbeam.export.one_graph.rules import (
     is_end,
     options_in_graph,
     prompt_choice,
+    reads_logits,
     source_ngrams,
 )
-from tightbeam.plugins.ops import DOMAIN, IR_VERSION, VERSION, functions
+from tightbeam.plugins.ops import DOMAIN, IR_VERSION, OPERATORS, VERSION, functions
 
 __all__ = ["PROMPT_INPUT", "SCALARS", "nodes_of", "one_graph", "options_of", "renamed", "scalars_of"]
 
@@ -54,6 +55,8 @@ SCALARS: dict[str, int] = {
 """The settings of a run, each an input of shape [], with its type."""
 OUTPUTS = {"sequences": (TensorProto.INT64, 2), "lengths": (TensorProto.INT64, 1), "scores": (TensorProto.FLOAT, 1)}
 PROMPT_INPUT = "decoder_input_ids"
+TRIE = ("trie_offsets", "trie_tokens", "trie_nodes")
+"""Inputs of the search that this graph has not."""
 LOOP_DOMAIN = "tightbeam.loop"
 CACHE_FUNCTIONS = (
     "InPlaceCache (store, carried) => (cache) { cache = Identity (carried) }",
@@ -317,6 +320,7 @@ class _OneGraph:
         begins = search.BEGINS_WITH_PROMPT + search.PADDED_NGRAMS if self._prompted else search.BEGINS_WITH_SOURCE
         nodes = [
             *nodes_of(search.STEP_BEGINS + begins + banned_of_source(options) + bans(options, self._banned_by_row())),
+            *(nodes_of(reads_logits(options) + search.NO_TRIE) if "all_logits" in self._steps else ()),
             *self._caches_begin(),
             *self._step(),
             *self._caches_end(),
@@ -404,15 +408,21 @@ class _OneGraph:
             "no_repeat_ngram_size": "no_repeat_ngram_size",
             "candidates": "C1",
             "attention_mask": "source_mask",
-            "all_logits": "draws",
+            "trie_nodes": "no_nodes",
+            "all_logits": "reads_logits",
         }
         given |= {state.input: self._cache_of(number) for number, state in enumerate(self._states)}
         given |= {name: ENCODER + name for name in self._source_outputs}
-        names = {DECODER + name: given[name] for name in self._steps if not name.startswith("trie_")}
+        names = {DECODER + name: given[name] for name in self._steps if name not in TRIE[:2]}
         nodes = renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})
         for node in nodes:
-            if node.op_type == "BeamTopK":
-                del node.input[9:]  # the trie
+            if node.op_type in ("BeamTopK", "QuantizedBeamTopK"):
+                entries = zip(OPERATORS[node.op_type].input_names, node.input, strict=True)
+                kept = ["" if name in TRIE else tensor for name, tensor in entries]
+                while not kept[-1]:
+                    kept.pop()
+                del node.input[:]
+                node.input.extend(kept)
                 for place, name in enumerate(("candidate_scores", "candidate_beams", "candidate_tokens")):
                     node.output[place] = name
         return nodes

@@ -13,7 +13,16 @@ from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.resolve import Sizes, resolve_settings
 from tightbeam.export.errors import ExportError
 
-__all__ = ["banned_of_source", "bans", "forced", "is_end", "options_in_graph", "prompt_choice", "source_ngrams"]
+__all__ = [
+    "banned_of_source",
+    "bans",
+    "forced",
+    "is_end",
+    "options_in_graph",
+    "prompt_choice",
+    "reads_logits",
+    "source_ngrams",
+]
 
 NEUTRAL = {
     "num_beam_groups": 1,
@@ -204,6 +213,20 @@ def _words(length: int, words: Sequence[tuple[int, ...]]) -> str:
     banned_words_{length} = Where (begun_{length}, last_{length}, no_token)
 """
     )
+
+
+def reads_logits(options: GenerationOptions) -> str:
+    """Text of ``reads_logits`` bool [], whether the step reads whole rows of logits: to draw tokens, and to choose one
+    of the prompt (``prompt_choice``)."""
+    if not options.choices:
+        return "    reads_logits = Identity (draws)\n"
+    return """
+    asks_choice = Less (prompt_asked, zero)
+    asks_choice_int = Cast <to = 6> (asks_choice)
+    asks_some_int = ReduceMax <keepdims = 0> (asks_choice_int)
+    asks_some = Cast <to = 9> (asks_some_int)
+    reads_logits = Or (draws, asks_some)
+"""
 
 
 def prompt_choice(options: GenerationOptions) -> str:

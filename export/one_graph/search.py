@@ -23,6 +23,7 @@ __all__ = [
     "CONSTANTS",
     "DRAW",
     "ENDS_WITH_PROMPT",
+    "NO_TRIE",
     "PADDED_NGRAMS",
     "PROMPT",
     "PROMPT_STATE",
@@ -142,6 +143,11 @@ START = """
 WAYS_ON is how many continuations of a beam a step takes, so that one remains if all end tokens are among them; TIES are
 listed beyond ``top_k``, as tokens that equal the last one are kept.
 """
+
+NO_TRIE = """
+    no_nodes = Expand (zero32, R1)
+"""
+"""The nodes of rows that are in no trie, which screened logits ask for."""
 
 STEP_BEGINS = """
     t = Add (step, given)

@@ -30,7 +30,7 @@ from tightbeam.plugins.ops.quantized_matmul.layout import untiled as untiled_int
 from tightbeam.plugins.ops.screened_linear.layout import screen_of
 from tightbeam.plugins.ops.screened_quantized_matmul.layout import screen_of as screen_along
 
-__all__ = ["ALL_LOGITS", "head_site", "screen_head"]
+__all__ = ["ALL_LOGITS", "INTEGER_HEADS", "head_site", "problem_of_integers", "screen_head"]
 
 NAME = "screen_head"
 ALL_LOGITS = "all_logits"
@@ -98,7 +98,7 @@ def _inputs(node: gs.Node) -> dict[str, gs.Tensor]:
 
 def _inputs_of_integers(node: gs.Node, directions: Array) -> dict[str, gs.Tensor]:
     """The inputs of ScreenedQuantizedMatMul that BeamTopK does not have."""
-    _refuse(_problem_of_integers(node))
+    _refuse(problem_of_integers(node))
     rows, tiles, scale, bias, _ = node.inputs
     weights = untiled_integers(tiles.values, len(bias.values), np.int8)
     screen = screen_along(directions, weights, scale.values[0], bias.values)
@@ -126,7 +126,8 @@ def _problem(node: gs.Node) -> str:
     return _problem_of_values(addend, np.abs(tiles.values).max(), bias)
 
 
-def _problem_of_integers(node: gs.Node) -> str:
+def problem_of_integers(node: gs.Node) -> str:
+    """The same of a product in int8."""
     _, _, scale, bias, addend = node.inputs
     if node.attrs.get("activation", 0):
         return "the logits have an activation"

@@ -26,6 +26,7 @@ from tightbeam.plugins.ops.normalize_rows import NORMALIZE_ROWS
 from tightbeam.plugins.ops.prompt_attention import PROMPT_ATTENTION
 from tightbeam.plugins.ops.quantize_rows import QUANTIZE_ROWS
 from tightbeam.plugins.ops.quantized_beam_attention import QUANTIZED_BEAM_ATTENTION
+from tightbeam.plugins.ops.quantized_beam_top_k import QUANTIZED_BEAM_TOP_K
 from tightbeam.plugins.ops.quantized_gather import QUANTIZED_GATHER
 from tightbeam.plugins.ops.quantized_latent_attention import QUANTIZED_LATENT_ATTENTION
 from tightbeam.plugins.ops.quantized_matmul import QUANTIZED_MATMUL
@@ -77,6 +78,7 @@ OPERATORS: dict[str, Operator] = {
         INT4_GATHER,
         SCREENED_LINEAR,
         SCREENED_QUANTIZED_MATMUL,
+        QUANTIZED_BEAM_TOP_K,
     )
 }
 """Every operator by its name."""

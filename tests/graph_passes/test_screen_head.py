@@ -17,6 +17,7 @@ from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all, to_precision
 from tightbeam.graph_passes.model import Array
+from tightbeam.graph_passes.precision.quantize import quantize
 from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, head_site, screen_head
 from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
 from tightbeam.plugins.library import cpu_library
@@ -119,8 +120,15 @@ def head_of(graphs: ModelGraphs) -> gs.Node:
     return next(node for node in graphs.decoder.nodes if node.op == "BeamTopK").inputs[0].inputs[0]
 
 
+def in_integers(graphs: ModelGraphs) -> ModelGraphs:
+    """A copy in int8 whose head is a product before BeamTopK."""
+    made = graphs.copy()
+    quantize(made)
+    return made
+
+
 def test_a_head_in_integers_that_cannot_be_screened_is_refused(graphs: ModelGraphs, directions: Array) -> None:
-    active, blocks, large, added = (to_precision(graphs, "int8")[0] for _ in range(4))
+    active, blocks, large, added = (in_integers(graphs) for _ in range(4))
     head_of(active).attrs["activation"] = 1
     scale = head_of(blocks).inputs[2].values
     head_of(blocks).inputs[2] = gs.Constant("blocks", np.repeat(scale, 2, axis=0))
@@ -138,7 +146,7 @@ def test_a_head_in_integers_that_cannot_be_screened_is_refused(graphs: ModelGrap
 
 def test_a_head_that_cannot_be_screened_is_refused(graphs: ModelGraphs) -> None:
     with pytest.raises(PassError, match=r"the result of Dyn.*, expected a product .* or int8; export without --screen"):
-        screen_head(to_precision(graphs, "int8")[0])
+        screen_head(in_integers(graphs))
     large, added, odd = (to_precision(graphs, "fp32")[0] for _ in range(3))
     head = head_of(large)
     head.inputs[1] = gs.Constant("large", np.full_like(head.inputs[1].values, 1e20))

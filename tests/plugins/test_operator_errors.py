@@ -51,6 +51,7 @@ def full_case(name: str) -> Case:
         "TiledGather": {"R": 3, "X": 6, "vocabulary": 21},
         "ScreenedLinear": {"R": 3, "groups": 2, "vocabulary": 21},
         "ScreenedQuantizedMatMul": {"R": 3, "groups": 5, "vocabulary": 21},
+        "QuantizedBeamTopK": {"B": 2, "M": 3, "groups": 5, "vocabulary": 21, "C": 6, "T": 5, "P": 2, "n": 2},
         "NormalizeRows": {"R": 3, "X": 9},
         "QuantizedSourceAttention": SOURCE | {"V": 5},
         "QuantizedLatentAttention": SOURCE,
@@ -133,6 +134,8 @@ VALUES: list[tuple[str, Spoil, str]] = [
     ("BeamTopK", put("logits", (4, 3), np.nan), r"BeamTopK: logits\[4\] holds NaN"),
     ("BeamTopK", put("logits", 2, -np.inf), r"BeamTopK: logits\[2\] is all -inf"),
     ("BeamTopK", put("logits", (0, 0), np.inf), r"BeamTopK: logits\[0\] holds \+inf"),
+    ("QuantizedBeamTopK", put("rows", (4, 3), np.nan), r"BeamTopK: logits\[4\] holds NaN"),
+    ("QuantizedBeamTopK", put("history", (3, 0), 21), r"BeamTopK: history\[3, 0\] is 21, expected a token in 0..20"),
     ("BeamTopK", put("beam_scores", (1, 2), np.nan), r"BeamTopK: beam_scores\[1, 2\] is -?nan"),
     ("BeamTopK", put("history", (3, 0), 11), r"BeamTopK: history\[3, 0\] is 11, expected a token in 0..10"),
     ("BeamTopK", put("banned", (5, 1), -2), r"BeamTopK: banned\[5, 1\] is -2, expected a token in -1..10"),
@@ -287,7 +290,7 @@ def test_each_size_of_each_input_is_checked(name: str) -> None:
     free |= {(op, "ancestry", 2) for op in OVER_HISTORY}
     free |= {(op, "distance_bias", 1) for op in OVER_HISTORY}
     free |= {("BeamLatentAttention", "cache", 2)}  # capacity for more positions
-    screened = ("ScreenedLinear", "ScreenedQuantizedMatMul")
+    screened = ("ScreenedLinear", "ScreenedQuantizedMatMul", "QuantizedBeamTopK")
     free |= {(op, tensor, 1) for op in screened for tensor in ("banned", "history")}
     free |= {("NormalizeRows", "rows", 0)}
     free |= {(op, "key_bias", 1) for op in OVER_SOURCE}

@@ -21,8 +21,8 @@ class Weights {
 
   double sum(size_t block) {
     const size_t own = size(block);
-    if (temperature_ == 1) return math().sum_of_exponentials(scores_ + block * BLOCK, own, best_, nullptr);
-    return math().sum_of_exponentials(scaled(block), own, 0, nullptr);
+    if (temperature_ == 1) return math().sum_of_exponentials(scores_ + block * BLOCK, own, best_);
+    return math().sum_of_exponentials(scaled(block), own, 0);
   }
 
   const float* of(size_t block) {

@@ -30,8 +30,8 @@ struct Math {
   // numbers[i] = exp(numbers[i] - shift); returns their sum.
   float (*exponentials)(float* numbers, size_t count, float shift);
 
-  // The sum of exp(numbers[i] - shift). Meanwhile the `count` numbers at `next` are prefetched, unless it is null.
-  double (*sum_of_exponentials)(const float* numbers, size_t count, float shift, const float* next);
+  // The sum of exp(numbers[i] - shift), of a few hundred numbers at most.
+  float (*sum_of_exponentials)(const float* numbers, size_t count, float shift);
 
   void (*scale)(float* numbers, size_t count, float factor);
 

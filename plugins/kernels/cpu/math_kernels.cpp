@@ -173,15 +173,6 @@ void add_weighted(const float* weights, int stride, int Q, const float* const* v
   }
 }
 
-// True if a lane is not 0.
-inline bool any_of(Integers lanes) {
-  typedef long long Halves __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
-  const Halves halves = (Halves)lanes;
-  long long any = 0;
-  for (int lane = 0; lane < LANES / 2; ++lane) any |= halves[lane];
-  return any != 0;
-}
-
 float row_max(const float* numbers, size_t count) {
   constexpr int PARTS = 4;  // so that the comparisons need not wait for one another
   const float nothing = -__builtin_inff();
@@ -208,16 +199,21 @@ float row_max(const float* numbers, size_t count) {
   return result;
 }
 
-inline float sum_of_lanes(Vector vector) {
-  float total = 0;
-  for (int lane = 0; lane < LANES; ++lane) total += vector[lane];
-  return total;
-}
-
 float exponentials(float* numbers, size_t count, float shift) {
   const Vector by = broadcast(shift);
   Vector total = {};
   size_t i = 0;
+  for (; i + SIDE_BY_SIDE * LANES <= count; i += SIDE_BY_SIDE * LANES) {
+    Vector several[SIDE_BY_SIDE];
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < SIDE_BY_SIDE; ++part) several[part] = load(numbers + i + part * LANES) - by;
+    exponentials_of(several);
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < SIDE_BY_SIDE; ++part) {
+      store(numbers + i + part * LANES, several[part]);
+      total += several[part];
+    }
+  }
   for (; i + LANES <= count; i += LANES) {
     const Vector result = exponential(load(numbers + i) - by);
     store(numbers + i, result);
@@ -234,19 +230,22 @@ float exponentials(float* numbers, size_t count, float shift) {
   return sum_of_lanes(total);
 }
 
-double sum_of_exponentials(const float* numbers, size_t count, float shift, const float* next) {
+float sum_of_exponentials(const float* numbers, size_t count, float shift) {
   const Vector by = broadcast(shift);
-  double sum = 0;
+  Vector totals[SIDE_BY_SIDE] = {};
   size_t i = 0;
-  while (i + LANES <= count) {
-    Vector total = {};  // of at most 64 vectors, so that sums in float32 stay short
-    const size_t end = i + 64 * LANES < count ? i + 64 * LANES : count;
-    for (; i + LANES <= end; i += LANES) {
-      if (next != nullptr) __builtin_prefetch(next + i, 0, 2);
-      total += exponential(load(numbers + i) - by);
-    }
-    sum += sum_of_lanes(total);
+  for (; i + SIDE_BY_SIDE * LANES <= count; i += SIDE_BY_SIDE * LANES) {
+    Vector several[SIDE_BY_SIDE];
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < SIDE_BY_SIDE; ++part) several[part] = load(numbers + i + part * LANES) - by;
+    exponentials_of(several);
+    TIGHTBEAM_UNROLL
+    for (int part = 0; part < SIDE_BY_SIDE; ++part) totals[part] += several[part];
   }
+  for (; i + LANES <= count; i += LANES) totals[0] += exponential(load(numbers + i) - by);
+  TIGHTBEAM_UNROLL
+  for (int part = 1; part < SIDE_BY_SIDE; ++part) totals[0] += totals[part];
+  float sum = sum_of_lanes(totals[0]);
   if (i < count) {
     const Vector result = exponential(load_some(numbers + i, static_cast<int>(count - i)) - by);
     for (size_t lane = 0; lane < count - i; ++lane) sum += result[lane];

@@ -104,8 +104,9 @@ struct Quantized {
   // becomes activation(output + bias) + addend. Activations are 0: none, 1: ReLU, 2: GELU, 3: SiLU, 4: GELU by tanh.
   void (*scale)(const Scaling& scaling);
 
-  // best[i] = the largest of the 16 numbers of tile i, which are not NaN.
-  void (*largest_of_tiles)(const float* numbers, long tiles, float* best);
+  // best[i] = the largest of the 16 numbers of tile i. Returns the largest of all, or NaN if a number is NaN; then
+  // `best` may hold anything.
+  float (*largest_of_tiles)(const float* numbers, long tiles, float* best);
 };
 
 const Quantized& quantized();

@@ -39,13 +39,36 @@ unsigned largest(const float* numbers, long count) {
   return result;
 }
 
-void largest_of_tiles(const float* numbers, long tiles, float* best) {
-  for (long tile = 0; tile < tiles; ++tile) {
-    const float* of_tile = numbers + tile * TILE_COLUMNS;
-    Vector largest = load(of_tile);
-    for (int i = LANES; i < TILE_COLUMNS; i += LANES) largest = larger(largest, load(of_tile + i));
-    best[tile] = max_of_lanes(largest);
+float largest_of_tiles(const float* numbers, long tiles, float* best) {
+  const float nothing = -__builtin_inff();
+  Vector largest = broadcast(nothing);
+  Integers nan = {};
+  const auto of_tile = [&](const float* from) {
+    Vector found = load(from);
+    nan |= found != found;
+    TIGHTBEAM_UNROLL
+    for (int i = LANES; i < TILE_COLUMNS; i += LANES) {
+      const Vector next = load(from + i);
+      nan |= next != next;
+      found = larger(found, next);
+    }
+    return found;
+  };
+  long tile = 0;
+  for (; tile + LANES <= tiles; tile += LANES) {  // as many as a vector has lanes
+    Vector found[LANES];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < LANES; ++i) found[i] = of_tile(numbers + (tile + i) * TILE_COLUMNS);
+    const Vector of_tiles = largest_of(found);
+    store(best + tile, of_tiles);
+    largest = larger(largest, of_tiles);
   }
+  float result = max_of_lanes(largest);
+  for (; tile < tiles; ++tile) {
+    best[tile] = max_of_lanes(of_tile(numbers + tile * TILE_COLUMNS));
+    result = best[tile] > result ? best[tile] : result;
+  }
+  return any_of(nan) ? __builtin_nanf("") : result;
 }
 
 void round(const float* numbers, long count, float factor, signed char* integers) {
@@ -525,32 +548,54 @@ inline Vector look_up(const float (&table)[16], Integers index) {
 #endif
 }
 
-inline Vector gelu(Vector x) {
+// The activations of several vectors side by side: one alone would wait for each of its results.
+template <int COUNT>
+inline void gelu(Vector (&x)[COUNT]) {
   const Vector zero = {}, last = broadcast(GELU_LAST), magic = broadcast(MAGIC);
-  const Vector steps = (Vector)((Bits)x & 0x7FFFFFFFu) * GELU_STEPS;
-  const Vector bounded = steps < last ? steps : last;
-  const Vector shifted = bounded + magic;  // its low bits are the nearest integer
-  const Vector rest = bounded - (shifted - magic);
-  Vector tail = look_up(GELU_POWERS[5], (Integers)shifted);
+  Vector shifted[COUNT], rest[COUNT], tail[COUNT];
   TIGHTBEAM_UNROLL
-  for (int power = 4; power >= 0; --power) tail = tail * rest + look_up(GELU_POWERS[power], (Integers)shifted);
-  return (x < zero ? zero : x) - tail;
+  for (int i = 0; i < COUNT; ++i) {
+    const Vector steps = (Vector)((Bits)x[i] & 0x7FFFFFFFu) * GELU_STEPS;
+    const Vector bounded = steps < last ? steps : last;
+    shifted[i] = bounded + magic;  // its low bits are the nearest integer
+    rest[i] = bounded - (shifted[i] - magic);
+    tail[i] = look_up(GELU_POWERS[5], (Integers)shifted[i]);
+  }
+  TIGHTBEAM_UNROLL
+  for (int power = 4; power >= 0; --power) {
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < COUNT; ++i) tail[i] = tail[i] * rest[i] + look_up(GELU_POWERS[power], (Integers)shifted[i]);
+  }
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) x[i] = (x[i] < zero ? zero : x[i]) - tail[i];
 }
 
 // x / (1 + e^-s)
-inline Vector gated(Vector x, Vector s) {
-  const Vector zero = {}, one = broadcast(1.0f), e = exponential(s < zero ? s : -s);
-  return x * (s < zero ? e : one) / (one + e);
+template <int COUNT>
+inline void gate(Vector (&x)[COUNT], const Vector (&s)[COUNT]) {
+  const Vector zero = {}, one = broadcast(1.0f);
+  Vector e[COUNT];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) e[i] = s[i] < zero ? s[i] : -s[i];
+  exponentials_of(e);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) x[i] = x[i] * (s[i] < zero ? e[i] : one) / (one + e[i]);
 }
 
-template <int ACTIVATION>
-inline Vector activated(Vector numbers) {
-  if constexpr (ACTIVATION == 1) return numbers < Vector{} ? Vector{} : numbers;
-  if constexpr (ACTIVATION == 2) return gelu(numbers);
-  if constexpr (ACTIVATION == 3) return gated(numbers, numbers);
-  if constexpr (ACTIVATION == 4)
-    return gated(numbers, 1.59576912f * (numbers + 0.044715f * numbers * numbers * numbers));
-  return numbers;
+template <int ACTIVATION, int COUNT>
+inline void activate(Vector (&x)[COUNT]) {
+  if constexpr (ACTIVATION == 1) {
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < COUNT; ++i) x[i] = x[i] < Vector{} ? Vector{} : x[i];
+  }
+  if constexpr (ACTIVATION == 2) gelu(x);
+  if constexpr (ACTIVATION == 3) gate(x, x);
+  if constexpr (ACTIVATION == 4) {
+    Vector s[COUNT];
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < COUNT; ++i) s[i] = 1.59576912f * (x[i] + 0.044715f * x[i] * x[i] * x[i]);
+    gate(x, s);
+  }
 }
 
 // The sums of a vector of columns; those of the low digits are `stride` behind those of the high ones.
@@ -562,33 +607,40 @@ inline Vector sums_of(const int* products, long stride) {
   return sums * 128.0f + __builtin_convertvector(load_as<Integers>(products + stride), Vector);
 }
 
-// The end of a product of one block, for COUNT whole vectors of columns from `first` on.
+// The end of HEIGHT rows of a product of one block, for COUNT whole vectors of columns from `first` on.
+template <int ACTIVATION, int DIGITS, int COUNT, int HEIGHT>
+inline void scale_rows(const Scaling& s, const Vector (&scales)[COUNT], const Vector (&bias)[COUNT], int first,
+                       int row) {
+  constexpr int ROWS = DIGITS == 0 ? 1 : DIGITS;  // of sums, for a row of products
+  Vector numbers[HEIGHT * COUNT];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < HEIGHT * COUNT; ++i) {
+    const int own = row + i / COUNT, vector = i % COUNT;
+    const int* products = s.products + own * ROWS * s.stride + first + vector * LANES;
+    numbers[i] = sums_of<DIGITS>(products, s.stride) * broadcast(s.row_scale[own * s.row_scale_step]) * scales[vector] +
+                 bias[vector];
+  }
+  activate<ACTIVATION>(numbers);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < HEIGHT * COUNT; ++i) {
+    const long at = (row + i / COUNT) * s.output_step + first + i % COUNT * LANES;
+    store(s.output + at, numbers[i] + (s.addend == nullptr ? broadcast(s.addend_of_all) : load(s.addend + at)));
+  }
+}
+
 template <int ACTIVATION, int DIGITS, int COUNT>
 void scale_whole(const Scaling& s, int first) {
-  constexpr int ROWS = DIGITS == 0 ? 1 : DIGITS;  // of sums, for a row of products
+  constexpr int HEIGHT = COUNT < SIDE_BY_SIDE ? SIDE_BY_SIDE / COUNT : 1;
   Vector scales[COUNT], bias[COUNT];
   TIGHTBEAM_UNROLL
   for (int i = 0; i < COUNT; ++i) {
     scales[i] = load(s.scale + first + i * LANES);
     bias[i] = load(s.bias + first + i * LANES);
   }
-  const float* row_scale = s.row_scale;
-  const int* products = s.products + first;
-  const float* addend = s.addend == nullptr ? nullptr : s.addend + first;
-  float* output = s.output + first;
-  for (int row = 0; row < s.rows; ++row) {
-    const Vector by = broadcast(*row_scale);
-    TIGHTBEAM_UNROLL
-    for (int i = 0; i < COUNT; ++i) {
-      const Vector numbers = sums_of<DIGITS>(products + i * LANES, s.stride) * by * scales[i];
-      const Vector added = addend == nullptr ? broadcast(s.addend_of_all) : load(addend + i * LANES);
-      store(output + i * LANES, activated<ACTIVATION>(numbers + bias[i]) + added);
-    }
-    row_scale += s.row_scale_step;
-    products += ROWS * s.stride;
-    output += s.output_step;
-    if (addend != nullptr) addend += s.output_step;
-  }
+  int row = 0;
+  for (; row + HEIGHT <= s.rows; row += HEIGHT)
+    scale_rows<ACTIVATION, DIGITS, COUNT, HEIGHT>(s, scales, bias, first, row);
+  for (; row < s.rows; ++row) scale_rows<ACTIVATION, DIGITS, COUNT, 1>(s, scales, bias, first, row);
 }
 
 // The end of a product for one of several blocks, or for fewer columns than a vector has lanes.
@@ -602,7 +654,9 @@ void scale_some(const Scaling& s, int first, int count) {
     Vector numbers = sums * broadcast(s.row_scale[row * s.row_scale_step]) * scales;
     if (!s.first) numbers = load_some(output, count) + numbers;
     if (s.last) {
-      numbers = activated<ACTIVATION>(numbers + bias);
+      Vector one[1] = {numbers + bias};
+      activate<ACTIVATION>(one);
+      numbers = one[0];
       numbers +=
           s.addend == nullptr ? broadcast(s.addend_of_all) : load_some(s.addend + row * s.output_step + first, count);
     }

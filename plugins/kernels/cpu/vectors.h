@@ -63,40 +63,48 @@ inline Columns<Four> columns_of(Four a, Four b, Four c, Four d) {
 // Unrolls a loop fully: the compiler keeps a small array in registers only if the loops over it are unrolled early.
 #define TIGHTBEAM_UNROLL _Pragma("GCC unroll 16")
 
-// Lane i of the result is the sum of the lanes of v[i]: LANES sums by LANES - 1 additions with two shuffles each.
-inline Vector sums_of(Vector* v) {
+// Lane i of the result is the sum, or another combination, of the lanes of v[i]: LANES results by LANES - 1 steps with
+// two shuffles each.
+template <class Combine>
+inline Vector combined_lanes(Vector* v, const Combine& combine) {
 #if TIGHTBEAM_LANES == 16
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 8; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    v[i] =
+        combine(__builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 4; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    v[i] = combine(__builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                   __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  return __builtin_shufflevector(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-         __builtin_shufflevector(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    v[i] = combine(__builtin_shufflevector(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                   __builtin_shufflevector(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  return combine(__builtin_shufflevector(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                 __builtin_shufflevector(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
 #elif TIGHTBEAM_LANES == 8
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 4; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    v[i] = combine(__builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11),
+                   __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) +
-           __builtin_shufflevector(v[i], v[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-  return __builtin_shufflevector(v[0], v[1], 0, 8, 2, 10, 4, 12, 6, 14) +
-         __builtin_shufflevector(v[0], v[1], 1, 9, 3, 11, 5, 13, 7, 15);
+    v[i] = combine(__builtin_shufflevector(v[i], v[i + 2], 0, 1, 8, 9, 4, 5, 12, 13),
+                   __builtin_shufflevector(v[i], v[i + 2], 2, 3, 10, 11, 6, 7, 14, 15));
+  return combine(__builtin_shufflevector(v[0], v[1], 0, 8, 2, 10, 4, 12, 6, 14),
+                 __builtin_shufflevector(v[0], v[1], 1, 9, 3, 11, 5, 13, 7, 15));
 #else
   TIGHTBEAM_UNROLL
   for (int i = 0; i < 2; ++i)
-    v[i] = __builtin_shufflevector(v[i], v[i + 2], 0, 1, 4, 5) + __builtin_shufflevector(v[i], v[i + 2], 2, 3, 6, 7);
-  return __builtin_shufflevector(v[0], v[1], 0, 4, 2, 6) + __builtin_shufflevector(v[0], v[1], 1, 5, 3, 7);
+    v[i] = combine(__builtin_shufflevector(v[i], v[i + 2], 0, 1, 4, 5),
+                   __builtin_shufflevector(v[i], v[i + 2], 2, 3, 6, 7));
+  return combine(__builtin_shufflevector(v[0], v[1], 0, 4, 2, 6), __builtin_shufflevector(v[0], v[1], 1, 5, 3, 7));
 #endif
+}
+
+inline Vector sums_of(Vector* v) {
+  return combined_lanes(v, [](Vector a, Vector b) { return a + b; });
 }
 
 // Lane i of the result is lane (i + BY) % LANES of the vector.
@@ -114,6 +122,9 @@ inline Vector rotated_lanes(Vector v) {
 
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
+// Lane i of the result is the largest lane of v[i].
+inline Vector largest_of(Vector* v) { return combined_lanes(v, larger); }
+
 // The largest lane, found by halves.
 inline float max_of_lanes(Vector v) {
 #if TIGHTBEAM_LANES == 16
@@ -126,29 +137,70 @@ inline float max_of_lanes(Vector v) {
   return larger(v, rotated_lanes<1>(v))[0];
 }
 
+// Likewise.
+inline float sum_of_lanes(Vector v) {
+#if TIGHTBEAM_LANES == 16
+  v += rotated_lanes<8>(v);
+#endif
+#if TIGHTBEAM_LANES >= 8
+  v += rotated_lanes<4>(v);
+#endif
+  v += rotated_lanes<2>(v);
+  return (v + rotated_lanes<1>(v))[0];
+}
+
+// True if a lane is not 0.
+inline bool any_of(Integers lanes) {
+  typedef long long Halves __attribute__((vector_size(4 * TIGHTBEAM_LANES)));
+  const Halves halves = (Halves)lanes;
+  long long any = 0;
+  for (int lane = 0; lane < LANES / 2; ++lane) any |= halves[lane];
+  return any != 0;
+}
+
 constexpr float MAGIC = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
 
-// e^x for x <= 0, to 2 units in the last place; 0 below -87, and NaN for NaN. With x = n ln 2 + r, e^r is a polynomial
-// of degree 6. Lanes that do not count may hold any x.
+// How many vectors of exponentials go side by side: one alone waits for each of its results.
+constexpr int SIDE_BY_SIDE = REGISTERS == 32 ? 4 : 2;
+
+// Each x becomes e^x for x <= 0, to 2 units in the last place; 0 below -87, and NaN for NaN. With x = n ln 2 + r, e^r
+// is a polynomial of degree 6. Lanes that do not count may hold any x.
+template <int COUNT>
+inline void exponentials_of(Vector (&x)[COUNT]) {
+  const Vector lowest = broadcast(-87.0f), magic = broadcast(MAGIC);
+  const float factors[7] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+  Vector shifted[COUNT], r[COUNT], p[COUNT];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) shifted[i] = x[i] < lowest ? lowest : x[i];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    r[i] = shifted[i];
+    shifted[i] = shifted[i] * 1.44269504f + magic;
+  }
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    const Vector n = shifted[i] - magic;
+    r[i] = r[i] - n * 0.693359375f;
+    r[i] = r[i] + n * 2.12194440e-4f;
+    p[i] = broadcast(factors[0]);
+  }
+  TIGHTBEAM_UNROLL
+  for (int power = 1; power < 7; ++power) {
+    TIGHTBEAM_UNROLL
+    for (int i = 0; i < COUNT; ++i) p[i] = p[i] * r[i] + factors[power];
+  }
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    const Bits exponent = ((Bits)shifted[i]) << 23;  // the low bits of `shifted` are n
+    const Vector result = (Vector)((Bits)p[i] + exponent);
+    x[i] = x[i] != x[i] ? x[i] : x[i] < lowest ? broadcast(0.0f) : result;
+  }
+}
+
 inline Vector exponential(Vector x) {
-  const Vector lowest = broadcast(-87.0f);
-  const Integers vanishes = x < lowest;
-  x = vanishes ? lowest : x;
-  const Vector magic = broadcast(MAGIC);
-  const Vector shifted = x * 1.44269504f + magic;
-  const Vector n = shifted - magic;
-  Vector r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vector p = broadcast(1.0f / 720);
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const Bits exponent = ((Bits)shifted) << 23;  // the low bits of `shifted` are n
-  const Vector result = (Vector)((Bits)p + exponent);
-  return x != x ? x : vanishes ? broadcast(0.0f) : result;
+  Vector one[1] = {x};
+  exponentials_of(one);
+  return one[0];
 }
 
 }  // namespace

@@ -44,8 +44,9 @@ struct BeamTopKArguments {
 
 class Parallel;
 
+// Fills in all arguments but the logits.
 template <class Float>
-BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
+BeamTopKArguments<Float> search_arguments(const Call& call) {
   BeamTopKArguments<Float> arguments{};
   arguments.B = call.size("B");
   arguments.M = call.size("M");
@@ -67,7 +68,6 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
     if (!(penalty > 0) || std::isinf(penalty))
       call.fail("repetition_penalty is " + std::to_string(penalty) + ", expected a number above 0");
   }
-  arguments.logits = call.input<Float>("logits");
   arguments.beam_scores = call.input<float>("beam_scores");
   arguments.history = call.input<long long>("history");
   arguments.lengths = call.input<int>("lengths");
@@ -80,6 +80,13 @@ BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
   arguments.scores = call.output<float>("scores");
   arguments.beams = call.output<long long>("beams");
   arguments.tokens = call.output<long long>("tokens");
+  return arguments;
+}
+
+template <class Float>
+BeamTopKArguments<Float> beam_top_k_arguments(const Call& call) {
+  BeamTopKArguments<Float> arguments = search_arguments<Float>(call);
+  arguments.logits = call.input<Float>("logits");
   return arguments;
 }
 

@@ -1,6 +1,8 @@
 // Arguments of QuantizedMatMul's kernels, and how a call fills them.
 #pragma once
 
+#include <functional>
+
 #include "kernels/cpu/tiled_arguments.h"
 
 namespace tightbeam {
@@ -87,5 +89,19 @@ QuantizedMatMulArguments<Float> quantized_matmul_arguments(const Call& call) {
 
 // The CPU kernel (kernel_cpu.cpp). Tensors of 16 bits are widened before it and rounded after it.
 void quantized_matmul(const QuantizedMatMulArguments<float>& arguments, const Parallel& parallel);
+
+// Some products of some rows, `step` apart.
+struct ProductBlock {
+  long row;
+  int rows, first, columns;
+  const float* products;
+  long step;
+};
+using UseProducts = std::function<void(const ProductBlock&)>;
+
+// The same, but the products go nowhere: `use` is called for each block of `columns` columns, a multiple of 16, while
+// their products are in the second cache. Calls may come at the same time, and twice (kernels/cpu/parallel.h).
+void quantized_matmul_by_blocks(const QuantizedMatMulArguments<float>& arguments, int columns, const UseProducts& use,
+                                const Parallel& parallel);
 
 }  // namespace tightbeam

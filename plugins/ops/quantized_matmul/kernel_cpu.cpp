@@ -3,12 +3,14 @@
 // some tiles of columns stay in the second cache while all tiles of rows are multiplied by them, and the next ones are
 // prefetched meanwhile. Few rows are one block, so that each weight is read from memory once.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/aligned.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
 #include "kernels/cpu/range.h"
+#include "kernels/cpu/workspaces.h"
 #include "ops/quantized_matmul/arguments.h"
 
 namespace tightbeam {
@@ -132,9 +134,16 @@ void prefetch(const float* products, long step, int rows, int columns) {
     for (int first = 0; first < columns; first += NUMBERS) __builtin_prefetch(products + first, 1);
 }
 
-// Multiplies tiles of rows by tiles of columns. The loops have no divisions.
+// Where products go: those of row 0 and column 0, and the distance to the next row's.
+struct Products {
+  float* data;
+  long step;
+  bool cached;  // the memory is in the second cache already
+};
+
+// Multiplies tiles of rows by tiles of columns; `to` begins with the first of both. The loops have no divisions.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
-              const Plan& plan) {
+              const Plan& plan, Products to) {
   const Quantized& kernels = quantized();
   const bool int4 = is_int4(a);
   const long tile_bytes = static_cast<long>(a.groups / groups_of_step(a)) * TILE_STEP;
@@ -153,8 +162,8 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
                                            : plan.together * tile_bytes;
     int* products = sums[plan.parted ? index : 0];
     const long row = rows.row(row_tile);
-    float* output = a.products + row * a.products_step + first;
-    if (part.ends) prefetch(output, a.products_step, rows.rows(row_tile), columns);
+    float* output = to.data + (row - rows.row(row_tiles.begin)) * to.step + (first - tiles.begin * long{TILE_COLUMNS});
+    if (part.ends && !to.cached) prefetch(output, to.step, rows.rows(row_tile), columns);
     Multiplication m{};
     m.packed = rows.packed(row_tile, part.groups.begin);
     m.rows = rows.count(row_tile);
@@ -181,7 +190,7 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
                    a.row_scale + row * a.row_scale_step + part.block, a.row_scale_step,
                    a.scale + static_cast<long>(part.block) * a.Y + first, part.block == 0, part.block + 1 == a.blocks,
                    a.bias + first, a.activation, a.addend == nullptr ? nullptr : a.addend + row * a.Y + first,
-                   a.addend_of_all, output, a.products_step});
+                   a.addend_of_all, output, to.step});
   };
   for (int from = tiles.begin; from < tiles.end; from += plan.together) {
     const int to = std::min(tiles.end, from + plan.together);
@@ -192,16 +201,18 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
   }
 }
 
-}  // namespace
-
-void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& parallel) {
+// Multiplies all rows by all columns. An item is a block of rows and a range of columns, a multiple of `whole` tiles;
+// `visit` multiplies it by a plan.
+template <class Visit>
+void for_each_range(const QuantizedMatMulArguments<float>& a, int whole, const Parallel& parallel, const Visit& visit) {
   const Quantized& kernels = quantized();
   const int most = kernels.rows_of_two > 0 ? 2 : 1;
   const int most_rows = is_int4(a) ? kernels.int4_rows : most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
   const int per_byte = groups_of_step(a);
   const long width = long{GROUP} * a.groups, bytes = most * TILE_COLUMNS * width / per_byte;  // of `most` tiles
   const Range tiles{0, (a.Y - 1) / TILE_COLUMNS + 1};
-  const long steps = (tiles.size() - 1) / most + 1;
+  const int step = std::max(most, whole);
+  const long steps = (tiles.size() - 1) / step + 1;
   const long runs = (a.R * long{a.digits} - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
   for (long run = 0; run < runs; ++run) {
     const long begin = a.R * run / runs, end = a.R * (run + 1) / runs, count = (end - begin) * a.digits;
@@ -215,12 +226,38 @@ void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& 
     // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
-    const long parts = std::min((steps - 1) / std::max(1L, worth) + 1, enough);
+    const long parts = std::min((steps - 1) / std::max(1L, worth * most / step) + 1, enough);
     parallel.for_each(static_cast<size_t>(blocks * parts), [&](size_t item) {
       const long block = static_cast<long>(item) / parts, part = static_cast<long>(item) % parts;
-      multiply(a, rows, Range{0, rows.tiles()}.part(block, blocks), tiles.part(part, parts, most), plan);
+      visit(rows, Range{0, rows.tiles()}.part(block, blocks), tiles.part(part, parts, step), plan);
     });
   }
+}
+
+}  // namespace
+
+void quantized_matmul(const QuantizedMatMulArguments<float>& a, const Parallel& parallel) {
+  for_each_range(a, 1, parallel, [&](const PackedRows& rows, Range row_tiles, Range tiles, const Plan& plan) {
+    float* products = a.products + rows.row(row_tiles.begin) * a.products_step + tiles.begin * long{TILE_COLUMNS};
+    multiply(a, rows, row_tiles, tiles, plan, {products, a.products_step, false});
+  });
+}
+
+void quantized_matmul_by_blocks(const QuantizedMatMulArguments<float>& a, int columns, const UseProducts& use,
+                                const Parallel& parallel) {
+  const int whole = columns / TILE_COLUMNS;
+  Workspaces workspaces(a.R * long{columns});
+  for_each_range(a, whole, parallel, [&](const PackedRows& rows, Range row_tiles, Range tiles, const Plan& plan) {
+    const long row = rows.row(row_tiles.begin);
+    const int count = static_cast<int>(rows.row(row_tiles.end) - row);
+    Numbers products = workspaces.take();
+    for (int from = tiles.begin; from < tiles.end; from += whole) {
+      const int first = from * TILE_COLUMNS;
+      multiply(a, rows, row_tiles, {from, std::min(from + whole, tiles.end)}, plan, {products.get(), columns, true});
+      use({row, count, first, std::min(columns, a.Y - first), products.get(), columns});
+    }
+    workspaces.release(std::move(products));
+  });
 }
 
 }  // namespace tightbeam

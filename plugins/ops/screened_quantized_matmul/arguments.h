@@ -23,27 +23,11 @@ class Parallel;
 template <class Float>
 ScreenedQuantizedMatMulArguments<Float> screened_quantized_matmul_arguments(const Call& call) {
   ScreenedQuantizedMatMulArguments<Float> arguments{};
-  const int vocabulary = call.size("vocabulary"), groups = call.size("groups");
-  check_tiles(call, "vocabulary");
-  check_groups(call);
+  arguments.product = logits_arguments(call);
   arguments.screens = call.size("screens");
   if (arguments.screens > MAX_GROUPS / GROUP)
     call.fail("directions has " + std::to_string(arguments.screens) + " tiles, expected at most " +
               std::to_string(MAX_GROUPS / GROUP));
-  arguments.product.rows = call.input<float>("rows");
-  auto& product = arguments.product.product;
-  product.R = call.size("B") * call.size("M");
-  product.Y = vocabulary;
-  product.groups = groups;
-  product.blocks = 1;
-  product.digits = call.int_attribute("split") != 0 ? 2 : 1;
-  product.row_step = long{GROUP} * groups;
-  product.row_scale_step = 1;
-  product.products_step = vocabulary;
-  product.weights = call.input<unsigned char>("weights");
-  product.scale = call.input<float>("scale");
-  product.bias = call.input<float>("bias");
-  product.products = call.output<float>("logits");
   arguments.directions = call.input<float>("directions");
   arguments.integers = call.input<unsigned char>("integers");
   arguments.integer_scale = call.input<float>("integer_scale");

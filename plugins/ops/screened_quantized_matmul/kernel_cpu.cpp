@@ -12,6 +12,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
 #include "ops/quantize_rows/arguments.h"
+#include "ops/quantized_matmul/row_tiles.h"
 #include "ops/screened_quantized_matmul/arguments.h"
 
 namespace tightbeam {
@@ -116,56 +117,15 @@ struct Lengths {
   }
 };
 
-// The logits of a row, tile by tile.
-class Row {
- public:
-  Row(const QuantizedMatMulArguments<float>& a, long row)
-      : a_(a),
-        row_(row),
-        packed_(aligned<unsigned char>(static_cast<size_t>(a.digits) * a.groups * kernels_.group_bytes)) {
-    const long width = long{GROUP} * a.groups;
-    const signed char* digits = a.rows + row * a.digits * width;
-    kernels_.pack(digits, width, a.digits, a.groups, packed_.get());
-    for (int digit = 0; digit < a.digits; ++digit)
-      corrections_[digit] = kernels_.correction(digits + digit * width, width);
-  }
-
-  // Writes the logits of a tile, and returns the best one.
-  float write(int tile) const {
-    const int first = tile * TILE_COLUMNS, columns = std::min(TILE_COLUMNS, a_.Y - first);
-    const long tile_bytes = long{a_.groups} * TILE_STEP;
-    float* logits = a_.products + row_ * a_.Y + first;
-    alignas(LINE) int sums[2 * TILE_COLUMNS];
-    Multiplication m{};
-    m.packed = packed_.get();
-    m.rows = a_.digits;
-    m.tiles = 1;
-    m.weights = a_.weights + tile * tile_bytes;
-    m.tile_bytes = tile_bytes;
-    m.groups = a_.groups;
-    m.start = corrections_;
-    m.products = sums;
-    m.next = m.weights;
-    m.next_step = TILE_STEP;
-    kernels_.multiply(m);
-    kernels_.scale({sums, TILE_COLUMNS, 1, columns, a_.digits, a_.row_scale + row_, 1, a_.scale + first, true, true,
-                    a_.bias + first, 0, nullptr, 0, logits, a_.Y});
-    return best_of(logits, columns);
-  }
-
- private:
-  const Quantized& kernels_ = quantized();
-  const QuantizedMatMulArguments<float>& a_;
-  const long row_;
-  Aligned<unsigned char> packed_;
-  int corrections_[2];
-};
-
 // The tiles of a row whose logits are computed.
 class Choice {
  public:
   Choice(const ScreenedQuantizedMatMulArguments<float>& a, long row, const Lengths& lengths, float* best)
-      : a_(a), lengths_(lengths), best_(best), all_((a.product.product.Y - 1) / TILE_COLUMNS + 1) {
+      : a_(a),
+        lengths_(lengths),
+        logits_(a.product.product.products + row * a.product.product.Y),
+        best_(best),
+        all_((a.product.product.Y - 1) / TILE_COLUMNS + 1) {
     changed_.reserve(static_cast<size_t>(a.search.P));
     // Tiles with tokens whose scores BeamTopK changes are computed, and say nothing of the best ones.
     a.search.each_changed(row, [&](long long token) {
@@ -178,18 +138,18 @@ class Choice {
 
   // Writes the logits of the tiles that may hold one of the best C tokens, but gives up after `most` tiles. Returns how
   // many there are, or more than `most`.
-  size_t write(const Row& row, size_t most) const {
+  size_t write(const RowTiles& row, size_t most) const {
     const size_t C = static_cast<size_t>(a_.search.C);
     if (!lengths_.bounded || changed_.size() + C > std::min(most, static_cast<size_t>(all_))) return most + 1;
     std::vector<float> upper(static_cast<size_t>(all_));
     lengths_.bound(best_, a_.error, all_, upper.data());
     for (const int tile : changed_) {
-      row.write(tile);
+      write(row, tile);
       best_[tile] = upper[tile] = MINUS_INFINITY;
     }
     float least = INFINITY;  // C different tokens reach it
     for (const int tile : best_tiles(C)) {
-      least = std::min(least, row.write(tile));
+      least = std::min(least, write(row, tile));
       upper[tile] = MINUS_INFINITY;
     }
     if (!std::isfinite(least)) return most + 1;
@@ -197,12 +157,19 @@ class Choice {
     for (int tile = 0; tile < all_; ++tile)
       if (upper[tile] >= least) {
         if (++count > most) return count;
-        row.write(tile);
+        write(row, tile);
       }
     return count;
   }
 
  private:
+  // Writes the logits of a tile, and returns the best one.
+  float write(const RowTiles& row, int tile) const {
+    float* logits = logits_ + tile * TILE_COLUMNS;
+    row.write(tile, logits);
+    return best_of(logits, row.columns(tile));
+  }
+
   // The tiles of the best estimates, in any order.
   std::vector<int> best_tiles(size_t count) const {
     if (count == 1) return {static_cast<int>(std::max_element(best_, best_ + all_) - best_)};
@@ -216,6 +183,7 @@ class Choice {
 
   const ScreenedQuantizedMatMulArguments<float>& a_;
   const Lengths& lengths_;
+  float* const logits_;
   float* const best_;  // [tiles], the best estimate of each; -inf for tiles of changed tokens
   const int all_;
   std::vector<int> changed_;
@@ -242,7 +210,7 @@ void screened_quantized_matmul(const ScreenedQuantizedMatMulArguments<float>& a,
   parallel.for_each(rows, [&](size_t row) {
     const Lengths lengths(numbers.data() + row * X, X, head.data() + row * K, K);
     const Choice choice(a, static_cast<long>(row), lengths, best.data() + row * all);
-    counts[row] = choice.write(Row(product, static_cast<long>(row)), all / 2);
+    counts[row] = choice.write(RowTiles(product, static_cast<long>(row)), all / 2);
   });
   size_t count = 0;
   for (const size_t tiles : counts) count += tiles;

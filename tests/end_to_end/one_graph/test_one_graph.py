@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,26 @@ def test_with_our_library_caches_stay_in_place(bundles: BundleCache, variant: st
     runner, graph = Runner.load(path, threads=1), OneGraph(path, library=True)
     for ids, mask, settings in list(runs_of(runner, SETTINGS))[5:8]:
         expect_same(graph, runner, ids, mask, settings)
+
+
+@pytest.mark.parametrize(
+    "library", [pytest.param(False, id="functions", marks=pytest.mark.slow), pytest.param(True, id="library")]
+)
+@pytest.mark.parametrize(("precision", "screened"), [("int8", False), ("fp32", True)], ids=["int8", "screened"])
+def test_a_decoder_that_leaves_logits_out_gives_the_runners_tokens(
+    tmp_path: Path, precision: str, screened: bool, library: bool
+) -> None:
+    """Draws read whole rows of logits, and so ask for them; a search over beams does not."""
+    path = demo_bundle(tmp_path / "demo", "dedup", precision, screened=screened)
+    runner, graph = Runner.load(path, threads=1), OneGraph(path, library=library)
+    generator = np.random.default_rng(1)
+    for _ in range(5):
+        ids, mask = random_sources(generator, runner.manifest.sizes.source_vocabulary)
+        expect_same(graph, runner, ids, mask, random_settings(generator))
+    drawn = {"num_beams": 1, "temperature": 0.01, "top_k": 0, "seed": 3, "max_new_tokens": 9}  # almost surely the best
+    found = graph.generate({"input_ids": ids, "attention_mask": mask}, **drawn)
+    expected = graph.generate({"input_ids": ids, "attention_mask": mask}, num_beams=1, max_new_tokens=9)
+    np.testing.assert_array_equal(found.sequences, expected.sequences)
 
 
 def test_weights_stand_outside_the_loop(demo: tuple[Runner, OneGraph]) -> None:

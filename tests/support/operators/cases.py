@@ -41,6 +41,7 @@ MODULES: dict[str, ModuleType] = {
         ("Int4Gather", "int4_gather"),
         ("ScreenedLinear", "screened_linear"),
         ("ScreenedQuantizedMatMul", "screened_quantized_matmul"),
+        ("QuantizedBeamTopK", "quantized_beam_top_k"),
     )
 }
 """Operator -> the module of its cases and of its definition in numpy."""
@@ -113,9 +114,12 @@ def with_nan_query(case: Case) -> Case:
 
 
 def outputs_of(name: str, case: Case) -> tuple[str, ...]:
-    """Outputs that a node with the case's inputs can have: a cache is an output only where it is an input."""
+    """Outputs that a node with the case's inputs can have: a cache is an output only where it is an input, and logits
+    only where they are asked for."""
     caches = {f"{tensor}_out" for tensor in case.inputs}
-    return tuple(tensor for tensor in OPERATORS[name].output_names if not tensor.endswith("_out") or tensor in caches)
+    names = tuple(tensor for tensor in OPERATORS[name].output_names if not tensor.endswith("_out") or tensor in caches)
+    asked = name != "QuantizedBeamTopK" or np.all(case.inputs.get("all_logits"))
+    return names if asked else tuple(tensor for tensor in names if tensor != "logits")
 
 
 def check_candidates(

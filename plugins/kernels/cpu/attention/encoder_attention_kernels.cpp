@@ -122,17 +122,6 @@ inline void add_values(const float* weights, const float* values, int count, lon
   }
 }
 
-inline float sum_of_lanes(Vector v) {
-#if TIGHTBEAM_LANES == 16
-  v += rotated_lanes<8>(v);
-#endif
-#if TIGHTBEAM_LANES >= 8
-  v += rotated_lanes<4>(v);
-#endif
-  v += rotated_lanes<2>(v);
-  return (v + rotated_lanes<1>(v))[0];
-}
-
 // The softmax of each query over the keys so far.
 struct State {
   float row_max[QUERIES], row_sum[QUERIES], shrink[QUERIES];
@@ -161,10 +150,16 @@ inline void weigh_scores(float* scores, int vectors, State& state, int q) {
   }
   const float shift = state.row_max[q] == MINUS_INFINITY ? 0 : state.row_max[q];
   Vector total = {};
-  for (int i = 0; i < vectors; ++i) {
-    const Vector weights = exponential(load(scores + i * LANES) - shift);
-    store(scores + i * LANES, weights);
-    total += weights;
+  for (int i = 0; i < vectors; i += VECTORS) {
+    Vector weights[VECTORS];
+    TIGHTBEAM_UNROLL
+    for (int lane = 0; lane < VECTORS; ++lane) weights[lane] = load(scores + (i + lane) * LANES) - shift;
+    exponentials_of(weights);
+    TIGHTBEAM_UNROLL
+    for (int lane = 0; lane < VECTORS; ++lane) {
+      store(scores + (i + lane) * LANES, weights[lane]);
+      total += weights[lane];
+    }
   }
   state.row_sum[q] = state.row_sum[q] * state.shrink[q] + sum_of_lanes(total);
 }
