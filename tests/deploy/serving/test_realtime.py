@@ -183,6 +183,24 @@ def test_sound_and_messages_that_wait_are_bounded(server: HttpServer, monkeypatc
         assert "0 sessions are open already" in socket.first["error"]["message"]
 
 
+def test_a_failure_of_the_server_ends_the_session(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client hears of it at once, whatever the exception is."""
+    for failure in (KeyError("a defect"), RuntimeError("a defect")):
+
+        def fail(*given: Any, failure: Exception = failure) -> None:
+            raise failure
+
+        monkeypatch.setattr(realtime, "heard_segments", fail)
+        with Socket(server) as socket:
+            socket.ask("session.update", session=session())
+            socket.ask("input_audio_buffer.append", audio=pcm(1.5))
+            socket.ask("input_audio_buffer.commit")
+            error = socket.until("error")[-1]["error"]
+            assert error["type"] == "server_error" and "begin a new session" in error["message"]
+            with pytest.raises(exceptions.ConnectionClosed):
+                socket.read()
+
+
 @pytest.mark.parametrize(
     ("how", "allowed"),
     [

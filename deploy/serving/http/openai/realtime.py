@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -46,8 +47,9 @@ DEFAULT_HZ = 24_000
 """Samples a second of OpenAI's clients."""
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 PROTOCOL = "realtime"
-POLICY, TRY_LATER = 1008, 1013
+GONE, POLICY, FAILED, TRY_LATER = 1006, 1008, 1011, 1013
 """Codes that a WebSocket is closed with."""
+log = logging.getLogger(__name__)
 
 
 def realtime_routes(find: Callable[[str], ServedModel]) -> APIRouter:
@@ -114,13 +116,13 @@ class _Session:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    async def close(self, code: int, reason: str) -> None:
+    async def close(self, code: int, reason: str, status: int = 400) -> None:
         """Tell the client an error, and close the session."""
         if not self._open:
             return
         self._open = False
         with suppress(WebSocketDisconnect, RuntimeError, OSError):
-            await self._send_error(HttpError(400, reason))
+            await self._send_error(HttpError(status, reason))
             await self._socket.close(code, reason[:100])
 
     async def _take(self, text: str) -> None:
@@ -259,8 +261,11 @@ class _Session:
                     self._committed.set()
         except HttpError as error:
             await self.close(POLICY, error.message)
-        except (WebSocketDisconnect, RuntimeError, OSError):  # the client has left
-            self._open = False
+        except WebSocketDisconnect:
+            pass
+        except Exception:
+            log.exception("live transcription failed")
+            await self.close(FAILED, "the server failed at this sound, as its log says; begin a new session", 500)
         finally:
             self._open = False
             self._committed.set()
@@ -301,7 +306,10 @@ class _Session:
     async def _send(self, kind: str, **fields: Any) -> None:
         async with self._sending:
             event = {"type": kind, "event_id": _new_id("event"), **fields}
-            await self._socket.send_text(json.dumps(event))  # escaped, since it may quote half a character
+            try:
+                await self._socket.send_text(json.dumps(event))  # escaped, since it may quote half a character
+            except (RuntimeError, OSError):  # the client has left
+                raise WebSocketDisconnect(GONE) from None
 
 
 def _new_id(kind: str) -> str:
