@@ -56,7 +56,7 @@ SCALARS: dict[str, int] = {
 OUTPUTS = {"sequences": (TensorProto.INT64, 2), "lengths": (TensorProto.INT64, 1), "scores": (TensorProto.FLOAT, 1)}
 PROMPT_INPUT = "decoder_input_ids"
 TRIE = ("trie_offsets", "trie_tokens", "trie_nodes")
-"""Inputs of the search that this graph has not."""
+"""Inputs of the search for which this graph has no input of its own."""
 LOOP_DOMAIN = "tightbeam.loop"
 CACHE_FUNCTIONS = (
     "InPlaceCache (store, carried) => (cache) { cache = Identity (carried) }",

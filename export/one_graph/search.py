@@ -147,7 +147,7 @@ listed beyond ``top_k``, as tokens that equal the last one are kept.
 NO_TRIE = """
     no_nodes = Expand (zero32, R1)
 """
-"""The nodes of rows that are in no trie, which screened logits ask for."""
+"""The nodes of rows that are in no trie. Screened logits have this input whether there is a trie or not."""
 
 STEP_BEGINS = """
     t = Add (step, given)

@@ -16,7 +16,7 @@ verify.
 
 Needs: an encoder, and self-attention over cached keys and values (``kv``), keys (``k``) or inputs (``x``), without
 rotation, relative bias and key norm. Runs behind what changes weights, so that both graphs share them, and before
-``screen_head``, since a draft's tokens are chosen from whole rows of logits.
+``screen_head`` and ``search_logits``, since a draft's tokens are chosen from whole rows of logits.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _problem(node: gs.Node) -> str:
 
 
 def problem_of_integers(node: gs.Node) -> str:
-    """The same of a product in int8."""
+    """The clause that says why logits in int8 cannot be had from another operator; empty if they can."""
     _, _, scale, bias, addend = node.inputs
     if node.attrs.get("activation", 0):
         return "the logits have an activation"

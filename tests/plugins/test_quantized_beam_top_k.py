@@ -126,6 +126,13 @@ def test_a_sample_has_the_same_bits_alone_and_beside_one_with_a_trie() -> None:
         np.testing.assert_array_equal(alone[name][:2], beside[name][:2])
 
 
+@pytest.mark.parametrize("score", [-np.inf, -1e9])
+def test_beams_without_a_chance(score: float) -> None:
+    case = random_case(6, **SIZES)
+    case.inputs["beam_scores"][:2, 1:] = score
+    assert (check(case) == UNWRITTEN).all()
+
+
 def test_tokens_without_a_chance_and_rows_of_zeros() -> None:
     case = random_case(5, **SIZES)
     case.inputs["bias"][40:9000] = -np.inf

@@ -44,6 +44,11 @@ struct BeamTopKArguments {
 
 class Parallel;
 
+// Whether no row is at a node of a trie; `nodes` [rows] may be null.
+inline bool in_no_trie(const int* nodes, long rows) {
+  return nodes == nullptr || std::all_of(nodes, nodes + rows, [](int node) { return node == 0; });
+}
+
 // Fills in all arguments but the logits.
 template <class Float>
 BeamTopKArguments<Float> search_arguments(const Call& call) {

@@ -146,9 +146,7 @@ void write_best(const BeamTopKArguments<float>& a, const std::vector<std::vector
 void beam_top_k(const BeamTopKArguments<float>& a, const Parallel& parallel) {
   check_search(a);
   const size_t R = static_cast<size_t>(a.B) * a.M;
-  const bool free =
-      a.trie_nodes == nullptr || std::all_of(a.trie_nodes, a.trie_nodes + R, [](int n) { return n == 0; });
-  const bool bounded = a.M > 1 && a.C >= MANY && free;
+  const bool bounded = a.M > 1 && a.C >= MANY && in_no_trie(a.trie_nodes, static_cast<long>(R));
   BlockSums sums(R, a.vocabulary);
   const int items = (a.vocabulary - 1) / COLUMNS_OF_ITEM + 1;  // of a row
   parallel.for_each(R * items, [&](size_t item) {

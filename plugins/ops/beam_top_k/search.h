@@ -126,9 +126,11 @@ class SearchedRow {
       totals.push_back(((largest_[block] - shift_) - log_sum_) + a_.beam_scores[row_]);
   }
 
-  // A number below every logit whose total is at least `least`, with a margin for rounding.
+  // A number below every logit whose total is at least `least`, which is finite, with a margin for rounding; infinite
+  // if no logit of the beam has such a total.
   float logit_of(float least) const {
     const float beam = a_.beam_scores[row_];
+    if (std::isinf(beam)) return std::numeric_limits<float>::infinity();
     const float size = std::fabs(least) + std::fabs(beam) + std::fabs(shift_) + std::fabs(log_sum_);
     return below((least - beam) + log_sum_ + shift_, size);
   }

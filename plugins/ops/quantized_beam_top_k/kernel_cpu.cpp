@@ -7,7 +7,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
 #include "ops/beam_top_k/search.h"
-#include "ops/quantize_rows/arguments.h"
+#include "ops/dynamic_quantize_matmul/integer_rows.h"
 #include "ops/quantized_beam_top_k/arguments.h"
 #include "ops/quantized_matmul/row_tiles.h"
 
@@ -15,39 +15,29 @@ namespace tightbeam {
 namespace {
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
-constexpr int TOGETHER = 8;                         // rows that are summed up together
+constexpr int ROWS_TOGETHER = 8;                    // that are summed up together
 constexpr int TILES = SEARCH_BLOCK / TILE_COLUMNS;  // of a block
 
 // Whether all logits are computed at once: a search reads them, or many of them may be among the best.
 bool is_whole(const QuantizedBeamTopKArguments<float>& a, size_t blocks) {
   const BeamTopKArguments<float>& search = a.search;
-  const size_t rows = static_cast<size_t>(search.B) * search.M;
-  const bool free = search.trie_nodes == nullptr ||
-                    std::all_of(search.trie_nodes, search.trie_nodes + rows, [](int node) { return node == 0; });
-  return a.all_logits || search.repetition_penalty != 1 || !free ||
+  return a.all_logits || search.repetition_penalty != 1 || !in_no_trie(search.trie_nodes, long{search.B} * search.M) ||
          2 * (static_cast<size_t>(search.C) + static_cast<size_t>(search.P) * search.M) > blocks * search.M;
 }
 
 // What is known of the logits once they are gone.
 struct Summary {
   Summary(size_t rows, int vocabulary)
-
       : sums(rows, vocabulary), tiles((vocabulary - 1) / TILE_COLUMNS + 1), largest(aligned<float>(rows * tiles)) {}
 
   void add(const ProductBlock& block, bool normalize) {
-    for (int first = 0; first < block.rows; first += TOGETHER)
-      sums.add(block.row + first, std::min(TOGETHER, block.rows - first), block.first, block.columns,
+    for (int first = 0; first < block.rows; first += ROWS_TOGETHER)
+      sums.add(block.row + first, std::min(ROWS_TOGETHER, block.rows - first), block.first, block.columns,
                block.products + first * block.step, block.step, normalize,
-               [&](size_t index, const float* logits, int count) { return add_tiles(index, logits, count); });
-  }
-
-  // Finds the largest logit of each tile of a block; returns that of all, or NaN if a logit is NaN.
-  float add_tiles(size_t index, const float* logits, int count) {
-    float* of_tiles = &largest[index / sums.blocks * tiles + index % sums.blocks * TILES];
-    if (count == SEARCH_BLOCK) return quantized().largest_of_tiles(logits, TILES, of_tiles);
-    for (int first = 0; first < count; first += TILE_COLUMNS)
-      of_tiles[first / TILE_COLUMNS] = math().row_max(logits + first, std::min(TILE_COLUMNS, count - first));
-    return math().row_max(logits, count);
+               [&](size_t index, const float* logits, int count) {
+                 float* of_tiles = &largest[index / sums.blocks * tiles + index % sums.blocks * TILES];
+                 return largest_of_columns(logits, count, of_tiles);
+               });
   }
 
   BlockSums sums;
@@ -55,7 +45,7 @@ struct Summary {
   const Aligned<float> largest;  // of each tile, [rows, tiles]
 };
 
-// The best C tokens of a row, but for tokens whose logits are not above `least`, which is finite.
+// The best C tokens of a row, but for tokens whose logits are not above `least`.
 std::vector<Candidate> best_of_tiles(const QuantizedMatMulArguments<float>& product, int C, size_t index,
                                      const SearchedRow& row, const Summary& summary, float least) {
   Best best(C, least);
@@ -105,12 +95,7 @@ bool search_summaries(const QuantizedMatMulArguments<float>& product, const Beam
 void quantized_beam_top_k(const QuantizedBeamTopKArguments<float>& a, const Parallel& parallel) {
   check_search(a.search);
   QuantizedMatMulArguments<float> product = a.product.product;
-  const int width = product.groups * GROUP;
-  std::vector<signed char> rows(static_cast<size_t>(product.R) * product.digits * width);
-  std::vector<float> scale(static_cast<size_t>(product.R));
-  quantize_rows({product.R, width, product.digits, 1, a.product.rows, rows.data(), scale.data()}, parallel);
-  product.rows = rows.data();
-  product.row_scale = scale.data();
+  const IntegerRows rows(a.product.rows, product, parallel);
   const size_t blocks = static_cast<size_t>(product.Y - 1) / SEARCH_BLOCK + 1;
   if (!is_whole(a, blocks) && search_summaries(product, a.search, parallel)) return;
   BeamTopKArguments<float> search = a.search;

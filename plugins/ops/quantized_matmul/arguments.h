@@ -99,8 +99,9 @@ struct ProductBlock {
 };
 using UseProducts = std::function<void(const ProductBlock&)>;
 
-// The same, but the products go nowhere: `use` is called for each block of `columns` columns, a multiple of 16, while
-// their products are in the second cache. Calls may come at the same time, and twice (kernels/cpu/parallel.h).
+// The same without an addend [R, Y], but the products go nowhere: `use` is called for each block of `columns` columns,
+// a multiple of 16, while their products are in the second cache. Calls may come at the same time, and twice
+// (kernels/cpu/parallel.h).
 void quantized_matmul_by_blocks(const QuantizedMatMulArguments<float>& arguments, int columns, const UseProducts& use,
                                 const Parallel& parallel);
 

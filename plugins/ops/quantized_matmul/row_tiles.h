@@ -1,15 +1,28 @@
-// The products of a row with single tiles of columns, which have the bits of QuantizedMatMul.
+// Products by tiles of columns: the largest one of each tile, and single tiles of a row again.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cpu/aligned.h"
+#include "kernels/cpu/math.h"
 #include "kernels/cpu/quantized.h"
 #include "ops/quantized_matmul/arguments.h"
 
 namespace tightbeam {
 
-// `a` has one block and 8-bit weights, no activation and no addend.
+// best[i] = the largest of the numbers of tile i; the last tile may have fewer than 16. Returns the largest of all, or
+// NaN if a number is NaN; then `best` may hold anything.
+inline float largest_of_columns(const float* numbers, int columns, float* best) {
+  const int whole = columns / TILE_COLUMNS, rest = columns % TILE_COLUMNS;
+  const float largest = quantized().largest_of_tiles(numbers, whole, best);
+  if (rest == 0) return largest;
+  const float last = best[whole] = math().row_max(numbers + whole * TILE_COLUMNS, rest);
+  return largest >= last ? largest : std::isnan(largest) ? largest : last;
+}
+
+// Computes products of a row, with the bits of QuantizedMatMul. `a` has one block and 8-bit weights, no activation and
+// no addend.
 class RowTiles {
  public:
   RowTiles(const QuantizedMatMulArguments<float>& a, long row)

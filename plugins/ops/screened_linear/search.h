@@ -5,6 +5,7 @@
 #include <climits>
 
 #include "kernels/operator.h"
+#include "ops/beam_top_k/arguments.h"
 #include "ops/ngram_block/repeats.h"
 
 namespace tightbeam {
@@ -45,9 +46,7 @@ inline ScreenedSearch screened_search(const Call& call) {
   search.lengths = call.input<int>("lengths");
   search.banned = call.input<long long>("banned");
   const float penalty = call.scalar<float>("repetition_penalty");
-  const int* nodes = call.input<int>("trie_nodes");
-  const long R = long{call.size("B")} * search.M;
-  const bool free = std::all_of(nodes, nodes + R, [](int node) { return node == 0; });
+  const bool free = in_no_trie(call.input<int>("trie_nodes"), long{call.size("B")} * search.M);
   search.penalised = penalty > 1;
   search.whole = call.scalar<bool>("all_logits") || call.scalar<bool>("normalize") || !(penalty >= 1) || !free ||
                  search.C < 1 || search.C > MOST_SCREENED || search.ngram_size < 0;

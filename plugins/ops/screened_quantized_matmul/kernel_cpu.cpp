@@ -11,6 +11,7 @@
 #include "kernels/cpu/aligned.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/quantized.h"
+#include "ops/dynamic_quantize_matmul/integer_rows.h"
 #include "ops/quantize_rows/arguments.h"
 #include "ops/quantized_matmul/row_tiles.h"
 #include "ops/screened_quantized_matmul/arguments.h"
@@ -79,13 +80,8 @@ void estimate(const ScreenedQuantizedMatMulArguments<float>& a, const float* hea
     part.bias = whole.bias + first;
     part.products = whole.products + first;
     quantized_matmul(part, Sequential());
-    const int whole_tiles = columns / TILE_COLUMNS, rest = columns % TILE_COLUMNS;
-    for (int row = 0; row < R; ++row) {
-      const float* estimates = part.products + row * long{Y};
-      float* of_row = best + long{row} * all + from;
-      quantized().largest_of_tiles(estimates, whole_tiles, of_row);
-      if (rest > 0) of_row[whole_tiles] = best_of(estimates + long{whole_tiles} * TILE_COLUMNS, rest);
-    }
+    for (int row = 0; row < R; ++row)
+      largest_of_columns(part.products + row * long{Y}, columns, best + long{row} * all + from);
   });
 }
 
@@ -196,11 +192,7 @@ void screened_quantized_matmul(const ScreenedQuantizedMatMulArguments<float>& a,
   QuantizedMatMulArguments<float> product = a.product.product;
   const int X = GROUP * product.groups, K = TILE_COLUMNS * a.screens, R = product.R;
   const size_t rows = static_cast<size_t>(R), all = (static_cast<size_t>(product.Y) - 1) / TILE_COLUMNS + 1;
-  std::vector<signed char> integers(rows * product.digits * X);
-  std::vector<float> scale(rows);
-  quantize_rows({R, X, product.digits, 1, a.product.rows, integers.data(), scale.data()}, parallel);
-  product.rows = integers.data();
-  product.row_scale = scale.data();
+  const IntegerRows integers(a.product.rows, product, parallel);
   const std::vector<float> numbers = numbers_of(product), nothing(static_cast<size_t>(K));
   std::vector<float> head(rows * K), best(rows * all);
   linear({R, X, K, numbers.data(), a.directions, nothing.data(), nullptr, 0, head.data()}, parallel);

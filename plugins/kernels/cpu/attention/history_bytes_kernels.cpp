@@ -190,24 +190,33 @@ void add_weighted(const float* weights, long stride, int Q, const signed char* c
   }
 }
 
+// numbers[i] = exp(numbers[i] - shift) of some groups of SUMMED_TOGETHER, each of which is added to the totals in turn.
+template <int GROUPS>
+inline void weigh(float* numbers, Vector shift, Vector (&totals)[PARTS]) {
+  Vector several[GROUPS * PARTS];
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < GROUPS * PARTS; ++i) several[i] = load(numbers + i * LANES) - shift;
+  exponentials_of(several);
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < GROUPS * PARTS; ++i) {
+    store(numbers + i * LANES, several[i]);
+    totals[i % PARTS] += several[i];
+  }
+}
+
 float exponentials(float* numbers, long count, float shift) {
   const Vector by = broadcast(shift);
   Vector totals[PARTS] = {};
   long i = 0;
-  const auto add = [&](float* from) {
-    TIGHTBEAM_UNROLL
-    for (int part = 0; part < PARTS; ++part) {
-      const Vector result = exponential(load(from + part * LANES) - by);
-      store(from + part * LANES, result);
-      totals[part] += result;
-    }
-  };
-  for (; i + SUMMED_TOGETHER <= count; i += SUMMED_TOGETHER) add(numbers + i);
+  constexpr int TOGETHER = PARTS < SIDE_BY_SIDE ? SIDE_BY_SIDE / PARTS : 1;  // groups of numbers
+  for (; i + TOGETHER * SUMMED_TOGETHER <= count; i += TOGETHER * SUMMED_TOGETHER)
+    weigh<TOGETHER>(numbers + i, by, totals);
+  for (; i + SUMMED_TOGETHER <= count; i += SUMMED_TOGETHER) weigh<1>(numbers + i, by, totals);
   if (i < count) {
     float last[SUMMED_TOGETHER];
     for (float& number : last) number = -__builtin_inff();
     __builtin_memcpy(last, numbers + i, (count - i) * sizeof(float));
-    add(last);
+    weigh<1>(last, by, totals);
     __builtin_memcpy(numbers + i, last, (count - i) * sizeof(float));
   }
   float sums[SUMMED_TOGETHER];
