@@ -21,6 +21,7 @@ from onnx.external_data_helper import uses_external_data
 
 from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.generation.options import TIES, GenerationOptions
+from tightbeam.deploy.runtimes.base import TRIE_ARRAYS
 from tightbeam.export.one_graph import search
 from tightbeam.export.one_graph.noise import NOISE, digest_of_features, digest_of_tokens
 from tightbeam.export.one_graph.rules import (
@@ -55,7 +56,7 @@ SCALARS: dict[str, int] = {
 """The settings of a run, each an input of shape [], with its type."""
 OUTPUTS = {"sequences": (TensorProto.INT64, 2), "lengths": (TensorProto.INT64, 1), "scores": (TensorProto.FLOAT, 1)}
 PROMPT_INPUT = "decoder_input_ids"
-TRIE = ("trie_offsets", "trie_tokens", "trie_nodes")
+TRIE = (*TRIE_ARRAYS, "trie_nodes")
 """Inputs of the search for which this graph has no input of its own."""
 LOOP_DOMAIN = "tightbeam.loop"
 CACHE_FUNCTIONS = (
@@ -413,7 +414,7 @@ class _OneGraph:
         }
         given |= {state.input: self._cache_of(number) for number, state in enumerate(self._states)}
         given |= {name: ENCODER + name for name in self._source_outputs}
-        names = {DECODER + name: given[name] for name in self._steps if name not in TRIE[:2]}
+        names = {DECODER + name: given[name] for name in self._steps if name not in TRIE_ARRAYS}
         nodes = renamed(self._decoder.node, {**names, f"{DECODER}logits": "step_logits"})
         for node in nodes:
             if node.op_type in ("BeamTopK", "QuantizedBeamTopK"):

@@ -28,7 +28,7 @@ def search_logits(graphs: ModelGraphs) -> PassResult:
     decoder = graphs.decoder
     search = next((node for node in decoder.nodes if node.op == "BeamTopK"), None)
     if search is None:
-        return PassResult(NAME, 0, "there is no search")
+        return PassResult(NAME, 0, "the decoder has no BeamTopK")
     logits = search.inputs[0]
     product = logits.inputs[0]
     if product.op not in INTEGER_HEADS:

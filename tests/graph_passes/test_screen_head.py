@@ -9,15 +9,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from support.bundles.traces import traced
+from support.passes.heads import demo_graphs, head_of, in_integers
 from tightbeam.deploy import Bundle, Runner
 from tightbeam.deploy.bundle.writer import write_bundle
 from tightbeam.deploy.runtimes.onnxruntime_cpu import OnnxRuntimeCpu
 from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.writing.bundle_files import write_files
-from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, rewrite, same_for_all, to_precision
+from tightbeam.graph_passes import PRESETS, ModelGraphs, PassError, same_for_all, to_precision
 from tightbeam.graph_passes.model import Array
-from tightbeam.graph_passes.precision.quantize import quantize
 from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, head_site, screen_head
 from tightbeam.graph_passes.tensorrt.standard_operators import standard_operators
 from tightbeam.plugins.library import cpu_library
@@ -36,9 +35,7 @@ SEARCHES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def graphs() -> ModelGraphs:
-    """The demo model in float32: its vocabulary has more tiles than a step's tokens."""
-    canonical = traced(load_checkpoint("demo"))
-    return rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))[0]
+    return demo_graphs()
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +111,6 @@ def test_standard_operators_are_those_of_all_logits(graphs: ModelGraphs) -> None
         ([tensor.name for tensor in each.decoder.inputs], [node.op for node in each.decoder.nodes]) for each in made
     )
     assert found == expected
-
-
-def head_of(graphs: ModelGraphs) -> gs.Node:
-    return next(node for node in graphs.decoder.nodes if node.op == "BeamTopK").inputs[0].inputs[0]
-
-
-def in_integers(graphs: ModelGraphs) -> ModelGraphs:
-    """A copy in int8 whose head is a product before BeamTopK."""
-    made = graphs.copy()
-    quantize(made)
-    return made
 
 
 def test_a_head_in_integers_that_cannot_be_screened_is_refused(graphs: ModelGraphs, directions: Array) -> None:

@@ -12,22 +12,15 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from support.bundles.traces import traced
-from tightbeam.export.checkpoint.load import load_checkpoint
-from tightbeam.graph_passes import PRESETS, ModelGraphs, rewrite, same_for_all, to_precision
-from tightbeam.graph_passes.precision.quantize import quantize
+from support.passes.heads import demo_graphs, head_of, in_integers
+from tightbeam.graph_passes import ModelGraphs, to_precision
 from tightbeam.graph_passes.precision.screen_head import ALL_LOGITS, head_site
 from tightbeam.graph_passes.precision.search_logits import search_logits
 
 
 @pytest.fixture(scope="module")
 def graphs() -> ModelGraphs:
-    canonical = traced(load_checkpoint("demo"))
-    return rewrite(canonical, same_for_all(PRESETS["dedup"], canonical.sizes.L, ""))[0]
-
-
-def head_of(graphs: ModelGraphs) -> gs.Node:
-    return next(node for node in graphs.decoder.nodes if node.op == "BeamTopK").inputs[0].inputs[0]
+    return demo_graphs()
 
 
 @pytest.mark.parametrize("form", ["int8", "w8a16"])
@@ -78,8 +71,7 @@ def read_elsewhere(graphs: ModelGraphs) -> None:
 def test_another_head_keeps_two_operators(
     graphs: ModelGraphs, change: Callable[[ModelGraphs], None], reason: str
 ) -> None:
-    made = graphs.copy()
-    quantize(made)
+    made = in_integers(graphs)
     change(made)
     result = search_logits(made)
     assert (result.matched, result.reason) == (0, reason)

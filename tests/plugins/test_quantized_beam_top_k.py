@@ -25,7 +25,8 @@ def logits_of(case: Case) -> Array:
 
 
 def check(case: Case) -> Array:
-    """Compare the candidates with those of the two operators. Returns the logits, UNWRITTEN where they are not."""
+    """Compare the candidates with those of the two operators. Returns the memory of the logits, which holds UNWRITTEN
+    where the kernel wrote nothing."""
     logits = logits_of(case)
     names = [name for name in OPERATORS["BeamTopK"].input_names if name in case.inputs]
     searched = Case("", {"logits": logits, **{name: case.inputs[name] for name in names}})

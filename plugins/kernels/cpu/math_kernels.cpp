@@ -205,9 +205,7 @@ float exponentials(float* numbers, size_t count, float shift) {
   size_t i = 0;
   for (; i + SIDE_BY_SIDE * LANES <= count; i += SIDE_BY_SIDE * LANES) {
     Vector several[SIDE_BY_SIDE];
-    TIGHTBEAM_UNROLL
-    for (int part = 0; part < SIDE_BY_SIDE; ++part) several[part] = load(numbers + i + part * LANES) - by;
-    exponentials_of(several);
+    exponentials_from(numbers + i, by, several);
     TIGHTBEAM_UNROLL
     for (int part = 0; part < SIDE_BY_SIDE; ++part) {
       store(numbers + i + part * LANES, several[part]);
@@ -236,9 +234,7 @@ float sum_of_exponentials(const float* numbers, size_t count, float shift) {
   size_t i = 0;
   for (; i + SIDE_BY_SIDE * LANES <= count; i += SIDE_BY_SIDE * LANES) {
     Vector several[SIDE_BY_SIDE];
-    TIGHTBEAM_UNROLL
-    for (int part = 0; part < SIDE_BY_SIDE; ++part) several[part] = load(numbers + i + part * LANES) - by;
-    exponentials_of(several);
+    exponentials_from(numbers + i, by, several);
     TIGHTBEAM_UNROLL
     for (int part = 0; part < SIDE_BY_SIDE; ++part) totals[part] += several[part];
   }

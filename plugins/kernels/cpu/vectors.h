@@ -197,6 +197,14 @@ inline void exponentials_of(Vector (&x)[COUNT]) {
   }
 }
 
+// exp(numbers[i] - shift) of COUNT whole vectors of numbers.
+template <int COUNT>
+inline void exponentials_from(const float* numbers, Vector shift, Vector (&to)[COUNT]) {
+  TIGHTBEAM_UNROLL
+  for (int i = 0; i < COUNT; ++i) to[i] = load(numbers + i * LANES) - shift;
+  exponentials_of(to);
+}
+
 inline Vector exponential(Vector x) {
   Vector one[1] = {x};
   exponentials_of(one);

@@ -69,6 +69,7 @@ std::vector<Candidate> best_of_tiles(const QuantizedMatMulArguments<float>& prod
 // Searches without the logits. Returns false if this does not pay.
 bool search_summaries(const QuantizedMatMulArguments<float>& product, const BeamTopKArguments<float>& a,
                       const Parallel& parallel) {
+  check_search(a);
   const size_t R = static_cast<size_t>(product.R);
   Summary summary(R, a.vocabulary);
   quantized_matmul_by_blocks(
@@ -93,7 +94,6 @@ bool search_summaries(const QuantizedMatMulArguments<float>& product, const Beam
 }  // namespace
 
 void quantized_beam_top_k(const QuantizedBeamTopKArguments<float>& a, const Parallel& parallel) {
-  check_search(a.search);
   QuantizedMatMulArguments<float> product = a.product.product;
   const IntegerRows rows(a.product.rows, product, parallel);
   const size_t blocks = static_cast<size_t>(product.Y - 1) / SEARCH_BLOCK + 1;

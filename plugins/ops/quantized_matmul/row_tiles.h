@@ -18,7 +18,7 @@ inline float largest_of_columns(const float* numbers, int columns, float* best) 
   const float largest = quantized().largest_of_tiles(numbers, whole, best);
   if (rest == 0) return largest;
   const float last = best[whole] = math().row_max(numbers + whole * TILE_COLUMNS, rest);
-  return largest >= last ? largest : std::isnan(largest) ? largest : last;
+  return std::isnan(largest) || largest >= last ? largest : last;
 }
 
 // Computes products of a row, with the bits of QuantizedMatMul. `a` has one block and 8-bit weights, no activation and

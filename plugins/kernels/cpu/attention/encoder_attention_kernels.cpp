@@ -152,9 +152,7 @@ inline void weigh_scores(float* scores, int vectors, State& state, int q) {
   Vector total = {};
   for (int i = 0; i < vectors; i += VECTORS) {
     Vector weights[VECTORS];
-    TIGHTBEAM_UNROLL
-    for (int lane = 0; lane < VECTORS; ++lane) weights[lane] = load(scores + (i + lane) * LANES) - shift;
-    exponentials_of(weights);
+    exponentials_from(scores + i * LANES, broadcast(shift), weights);
     TIGHTBEAM_UNROLL
     for (int lane = 0; lane < VECTORS; ++lane) {
       store(scores + (i + lane) * LANES, weights[lane]);

@@ -194,9 +194,7 @@ void add_weighted(const float* weights, long stride, int Q, const signed char* c
 template <int GROUPS>
 inline void weigh(float* numbers, Vector shift, Vector (&totals)[PARTS]) {
   Vector several[GROUPS * PARTS];
-  TIGHTBEAM_UNROLL
-  for (int i = 0; i < GROUPS * PARTS; ++i) several[i] = load(numbers + i * LANES) - shift;
-  exponentials_of(several);
+  exponentials_from(numbers, shift, several);
   TIGHTBEAM_UNROLL
   for (int i = 0; i < GROUPS * PARTS; ++i) {
     store(numbers + i * LANES, several[i]);
