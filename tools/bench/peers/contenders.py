@@ -60,6 +60,7 @@ CONTENDERS = {
         Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN, tasks=ALL),
         Contender("CTranslate2 fp32", "ctranslate2", "fp32", "ctranslate2"),
         Contender("CTranslate2 int8", "ctranslate2", "int8", "ctranslate2"),
+        Contender("CTranslate2 int8, vocabulary map", "ctranslate2", "int8-map", "ctranslate2", tasks=(TEXT,)),
         Contender("faster-whisper fp32", WHISPERER, "fp32", "ctranslate2", runs="CTranslate2 fp32", tasks=(RECORDING,)),
         Contender("faster-whisper int8", WHISPERER, "int8", "ctranslate2", runs="CTranslate2 int8", tasks=(RECORDING,)),
         Contender("OpenVINO fp32", "openvino", "fp32", "openvino"),

@@ -1,5 +1,8 @@
 """CTranslate2, in float32 and int8. A tokenizer is done without: token 17 is the string "17" there.
 
+``int8-map`` is int8 with a vocabulary map: logits are computed only for candidates, those of any text and those of each
+source token of the batch. Random candidates take the time of real ones.
+
 CTranslate2's own converter reads ``normalize_before`` of the config, which transformers 5 no longer writes, and wants a
 tokenizer, which a checkpoint with random weights lacks.
 """
@@ -7,6 +10,7 @@ tokenizer, which a checkpoint with random weights lacks.
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,10 @@ LAST_WHISPER_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "n
 """The last tokens before the timestamps."""
 UNKNOWN = 3
 """BART's token for what its vocabulary lacks; the format wants one."""
+MAP = "vmap.txt"
+"""CTranslate2's name for the file of a vocabulary map: a source token, a tab, and its candidates, in each line."""
+OF_ANY_TEXT, OF_A_TOKEN = 200, 5
+"""Candidates: the most frequent tokens, which any text has, and further ones of each source token."""
 
 
 def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
@@ -52,11 +60,22 @@ def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
         spec.config.decoder_start_token = str(start)  # Marian's start has an embedding of zeros, whatever its name
         spec.config.unk_token = str(UNKNOWN)
     spec.validate()
-    spec.optimize(quantization=None if precision == "fp32" else precision)
+    products, _, mapped = precision.partition("-")
+    spec.optimize(quantization=None if products == "fp32" else products)
     Path(folder).mkdir(parents=True)
     spec.save(folder)
+    if mapped:
+        _write_map(Path(folder, MAP), tokens)
     if speech:
         _write_for_faster_whisper(checkpoint, folder, tokens)
+
+
+def _write_map(path: Path, tokens: list[str]) -> None:
+    """Write a vocabulary map; the line without a source token has the candidates of any text."""
+    draw = random.Random(0)
+    with path.open("w", encoding="utf-8") as stream:
+        for source, count in (("", OF_ANY_TEXT), *((token, OF_A_TOKEN) for token in tokens)):
+            print(source, " ".join(draw.sample(tokens, count)), sep="\t", file=stream)
 
 
 def _first(token: int | list[int]) -> int:
@@ -101,6 +120,7 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
     if Path(folder, "vocabulary.json").exists():  # else it has one for the source, too
         return _causal_calls(ctranslate2.Generator(folder, **threading))
     translator = ctranslate2.Translator(folder, **threading)
+    mapped = Path(folder, MAP).exists()
 
     def prepare(samples: Any) -> Any:
         return [[str(token) for token in row] for row in samples]
@@ -116,6 +136,7 @@ def load(folder: str, precision: str, speech: bool, threads: int) -> tuple[Any, 
             no_repeat_ngram_size=settings["no_repeat_ngram_size"],
             min_decoding_length=settings["min_new_tokens"],
             max_decoding_length=settings["max_new_tokens"],
+            use_vmap=mapped,
         )
         return [list(map(int, result.hypotheses[0])) for result in found]
 
