@@ -14,6 +14,7 @@ INSTRUCTION_SETS = {
     "v3_vnni": "AVX2 with FMA and AVX-VNNI",
     "v4": "AVX-512 F, BW, DQ and VL",
     "v4_vnni": "AVX-512 F, BW, DQ, VL and VNNI",
+    "v4_amx": "AVX-512 F, BW, DQ, VL and VNNI, and AMX for matrix products of bytes",
     "dotprod": "NEON with dot products of bytes",
     "i8mm": "NEON with dot products and matrix products of bytes",
 }

@@ -1,7 +1,7 @@
 # A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline", which is NEON
 # on arm64), and on x86-64 for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for
 # each set with dot products of bytes: on x86-64 for both with VNNI, on arm64 for "dotprod" and for "i8mm", which has
-# products of matrices too. Each file gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats
+# products of matrices too. quantized_amx_kernels.cpp is compiled for VNNI with AMX ("v4_amx") alone. Each file gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats
 # in a register.
 # kernels/cpu/instruction_sets.h finds the machine's best set when a kernel first runs.
 #
@@ -14,7 +14,7 @@ set(levels_of_bytes v3_vnni v4_vnni dotprod i8mm)  # of quantized_kernels.cpp al
 set(baseline_options "")
 set(baseline_lanes 4)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
-  list(APPEND levels v3 v4 v3_vnni v4_vnni)
+  list(APPEND levels v3 v4 v3_vnni v4_vnni v4_amx)
   add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_X86_64>)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   list(APPEND levels dotprod i8mm)
@@ -28,6 +28,8 @@ set(v3_vnni_options ${v3_options} -mavxvnni)
 set(v3_vnni_lanes 8)
 set(v4_vnni_options ${v4_options} -mavx512vnni)
 set(v4_vnni_lanes 16)
+set(v4_amx_options ${v4_vnni_options} -mamx-tile -mamx-int8)
+set(v4_amx_lanes 16)
 set(dotprod_options -march=armv8.2-a+dotprod)
 set(dotprod_lanes 4)
 set(i8mm_options -march=armv8.2-a+dotprod+i8mm)
@@ -44,9 +46,14 @@ set_source_files_properties(kernels/cpu/quantized_kernels.cpp kernels/cpu/byte_r
   PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 set(kernel_objects "")
+set(amx_kernels ${kernels})
+list(FILTER amx_kernels INCLUDE REGEX "/quantized_amx_kernels\\.cpp$")
+list(REMOVE_ITEM kernels ${amx_kernels})
 foreach(level IN LISTS levels)
   set(level_kernels ${kernels})
-  if(level IN_LIST levels_of_bytes)
+  if(level STREQUAL v4_amx)
+    set(level_kernels ${amx_kernels})
+  elseif(level IN_LIST levels_of_bytes)
     list(FILTER level_kernels INCLUDE REGEX "/quantized_kernels\\.cpp$")
   endif()
   add_library(tightbeam_kernels_${level} OBJECT ${level_kernels})

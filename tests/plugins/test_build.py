@@ -90,7 +90,7 @@ def test_library_loads_where_onnx_runtime_s_wheels_do() -> None:
 
 # ---- instruction sets ----
 
-LEVELS = {"x86_64": ("v3", "v4", "v3_vnni", "v4_vnni"), "aarch64": ("dotprod", "i8mm")}
+LEVELS = {"x86_64": ("v3", "v4", "v3_vnni", "v4_vnni", "v4_amx"), "aarch64": ("dotprod", "i8mm")}
 """Processor -> the instruction sets beside the baseline for which kernels are compiled."""
 
 

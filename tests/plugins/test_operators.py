@@ -490,8 +490,8 @@ def test_quantized_rows_give_the_same_bits_in_any_batch(library: Path | None) ->
 @pytest.mark.parametrize(
     "levels",
     [
-        ("v4_vnni", "v3", "baseline"),
-        pytest.param(("v4_vnni", "v4", "v3_vnni", "v3", "baseline"), marks=pytest.mark.slow),
+        ("v4_amx", "v4_vnni", "v3", "baseline"),
+        pytest.param(("v4_amx", "v4_vnni", "v4", "v3_vnni", "v3", "baseline"), marks=pytest.mark.slow),
     ],
 )
 def test_quantized_operators_give_the_same_bits_on_every_instruction_set(levels: tuple[str, ...]) -> None:

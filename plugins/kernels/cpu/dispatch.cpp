@@ -32,6 +32,17 @@ TIGHTBEAM_DISPATCH(Math, MATH, math)
 extern const Quantized QUANTIZED_baseline;
 #ifdef TIGHTBEAM_X86_64
 extern const Quantized QUANTIZED_v3, QUANTIZED_v3_vnni, QUANTIZED_v4, QUANTIZED_v4_vnni;
+void pack_v4_amx(const signed char* integers, long width, int rows, long groups, void* packed);
+void multiply_v4_amx(const Multiplication& multiplication);
+
+static Quantized with_amx() {
+  Quantized kernels = QUANTIZED_v4_vnni;
+  kernels.rows_of_one = kernels.rows_of_two = AMX_ROWS;
+  kernels.groups_at_once = AMX_GROUPS;
+  kernels.pack = pack_v4_amx;
+  kernels.multiply = multiply_v4_amx;
+  return kernels;
+}
 #elif defined(TIGHTBEAM_AARCH64)
 extern const Quantized QUANTIZED_dotprod, QUANTIZED_i8mm;
 #endif
@@ -39,6 +50,7 @@ extern const Quantized QUANTIZED_dotprod, QUANTIZED_i8mm;
 const Quantized& quantized() {
   switch (best_instruction_set()) {
 #ifdef TIGHTBEAM_X86_64
+    case InstructionSet::v4_amx:
     case InstructionSet::v4_vnni: return QUANTIZED_v4_vnni;
     case InstructionSet::v4: return QUANTIZED_v4;
     case InstructionSet::v3_vnni: return QUANTIZED_v3_vnni;
@@ -49,6 +61,18 @@ const Quantized& quantized() {
 #endif
     default: return QUANTIZED_baseline;
   }
+}
+
+const Quantized& quantized_matrices(long rows, long groups) {
+#ifdef TIGHTBEAM_X86_64
+  constexpr long FEWEST_ROWS = 16;  // fewer take as long by AMX as by VNNI
+  static const Quantized amx = with_amx();
+  if (best_instruction_set() == InstructionSet::v4_amx && rows >= FEWEST_ROWS && groups % AMX_GROUPS == 0) return amx;
+#else
+  static_cast<void>(rows);
+  static_cast<void>(groups);
+#endif
+  return quantized();
 }
 
 }  // namespace tightbeam

@@ -7,6 +7,10 @@
 #include "kernels/exported.h"
 #ifdef TIGHTBEAM_X86_64
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(TIGHTBEAM_AARCH64)
 #include <sys/auxv.h>
 #endif
@@ -21,15 +25,26 @@ struct Named {
 };
 
 #ifdef TIGHTBEAM_X86_64
-constexpr Named SETS[] = {{"v4_vnni", InstructionSet::v4_vnni},
-                          {"v4", InstructionSet::v4},
-                          {"v3_vnni", InstructionSet::v3_vnni},
-                          {"v3", InstructionSet::v3},
-                          {"baseline", InstructionSet::baseline}};
+constexpr Named SETS[] = {{"v4_amx", InstructionSet::v4_amx}, {"v4_vnni", InstructionSet::v4_vnni},
+                          {"v4", InstructionSet::v4},         {"v3_vnni", InstructionSet::v3_vnni},
+                          {"v3", InstructionSet::v3},         {"baseline", InstructionSet::baseline}};
 
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
+
+// Linux gives a process the registers of AMX only if it asks for them.
+bool has_amx() {
+#ifdef __linux__
+  constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & TILE) != 0 && (edx & INT8) != 0 &&
+         syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+  return false;
+#endif
 }
 
 bool has(InstructionSet set) {
@@ -37,11 +52,13 @@ bool has(InstructionSet set) {
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool v4_vnni = v4 && __builtin_cpu_supports("avx512vnni");
   switch (set) {
     case InstructionSet::v3: return v3;
     case InstructionSet::v3_vnni: return v3 && has_avx_vnni();
     case InstructionSet::v4: return v4;
-    case InstructionSet::v4_vnni: return v4 && __builtin_cpu_supports("avx512vnni");
+    case InstructionSet::v4_vnni: return v4_vnni;
+    case InstructionSet::v4_amx: return v4_vnni && has_amx();
     default: return false;
   }
 }

@@ -21,6 +21,8 @@ constexpr int TILE_STEP = TILE_COLUMNS * GROUP;
 constexpr int INT4_BLOCK = 32;  // weights of 4 bits in a column that share a scale
 constexpr int INT4_GROUPS = INT4_BLOCK / GROUP;
 
+constexpr int AMX_ROWS = 32, AMX_GROUPS = 16;  // of a tile of rows at most, and what groups are a multiple of
+
 constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
 
 // So that sums of 255 x 127 stay below 2^31.
@@ -77,6 +79,7 @@ struct Quantized {
   int rows_of_one, rows_of_two;  // rows at most, by one tile and by two tiles; 0: never by two
   int int4_rows;                 // the same of weights of 4 bits, by as many tiles as others
   int group_bytes;               // bytes of a group in packed rows
+  int groups_at_once;            // `multiply` begins and ends at multiples of as many groups
 
   // The bits of the largest magnitude. If a number is NaN or infinite, they are not less than infinity's bits.
   unsigned (*largest)(const float* numbers, long count);
@@ -110,5 +113,9 @@ struct Quantized {
 };
 
 const Quantized& quantized();
+
+// The best version for products of some rows by 8-bit weights whose sums have a number of groups. Only it can multiply
+// the rows that its `pack` has packed.
+const Quantized& quantized_matrices(long rows, long groups);
 
 }  // namespace tightbeam

@@ -701,6 +701,7 @@ const Quantized TIGHTBEAM_JOIN(QUANTIZED_, TIGHTBEAM_ISA) = {
     ROWS_OF_TWO,
     INT4_ROWS,
     sizeof(Group),
+    1,
     largest,
     round,
     split,

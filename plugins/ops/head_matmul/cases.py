@@ -33,6 +33,7 @@ def cases() -> list[Case]:
     return [
         random_case(0, R=1, H=1, groups=1, Y=1),
         random_case(1, R=4, H=16, groups=16, Y=33, spread=2.0),
+        random_case(1, R=33, H=3, groups=16, Y=33, spread=2.0),
         random_case(2, R=33, H=3, groups=12, Y=100, blocks=3),
         random_case(3, R=130, H=2, groups=9, Y=20),
         poisoned,

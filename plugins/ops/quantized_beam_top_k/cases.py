@@ -49,6 +49,7 @@ def cases() -> list[Case]:
         random_case(0, groups=1, B=1, M=1, vocabulary=1, C=1, T=1),
         random_case(1, groups=5, B=2, M=4, vocabulary=5003, C=8, T=9, P=3, n=2, ids=6),
         random_case(1, groups=5, B=2, M=4, vocabulary=5003, C=8, T=9, P=3, n=2, ids=6, all_logits=True),
+        random_case(1, groups=16, B=5, M=4, vocabulary=603, C=8, T=9, n=2, ids=6),
         random_case(2, groups=9, B=3, M=1, vocabulary=2000, C=1, T=9, normalize=False),
         random_case(2, groups=9, B=3, M=1, vocabulary=2000, C=1, T=9, normalize=False, split=True),
         random_case(3, groups=4, B=1, M=4, vocabulary=300, C=8, T=6, n=1, ids=4),

@@ -49,7 +49,7 @@ def random_case(
 
 def cases() -> list[Case]:
     """Sizes of one, odd sizes, all heights of a tile of rows, several tiles of columns and blocks of many rows, K in
-    parts, the largest possible sums, and GELU far from 0."""
+    parts, whole blocks of 64 of K, which AMX takes, the largest possible sums, and GELU far from 0."""
     far = random_case(12, R=3, groups=7, Y=64, activation=2)
     far.inputs["bias"] = np.linspace(-9, 9, 64, dtype=np.float32)
     far.inputs["bias"][::9] = 1e30, -1e30, 1e3, -1e3, np.inf, -5.8, 5.8, 0
@@ -69,6 +69,10 @@ def cases() -> list[Case]:
         random_case(8, R=900, groups=3, Y=5),
         random_case(10, R=14, groups=240, Y=33, blocks=2),
         random_case(11, R=200, groups=2816, Y=36, activation=2, added=True),
+        *(random_case(13, R=R, groups=32, Y=49) for R in (16, 17, 31, 32, 33, 48, 101)),
+        random_case(14, R=20, groups=48, Y=33, blocks=3, added=True),
+        random_case(15, R=40, groups=272, Y=70),
+        random_case(16, R=17, groups=3008, Y=34, extreme=True),
         poisoned,
         far,
     ]

@@ -26,10 +26,14 @@ constexpr long PRODUCTS_OF_ITEM = 1 << 21;
 constexpr long ITEMS = 16;         // at least, for many rows
 constexpr long AHEAD = 4096;       // bytes to prefetch ahead, with a single tile of rows
 constexpr long SMALL_TILE = 8192;  // of a tile of 4 bits below which the next tiles are prefetched instead
-constexpr int MOST_ROWS = 24;      // of a tile at most, on any processor
+constexpr int MOST_ROWS = 32;      // of a tile at most, on any processor
 constexpr int MOST_PARTED = 2;     // tiles of rows for which K is split into parts; more tiles are as fast without
 
 bool is_int4(const QuantizedMatMulArguments<float>& a) { return a.block_scale != nullptr; }
+
+const Quantized& kernels_of(const QuantizedMatMulArguments<float>& a) {
+  return is_int4(a) ? quantized() : quantized_matrices(a.R * long{a.digits}, a.groups / a.blocks);
+}
 
 // Groups in TILE_STEP bytes of weights.
 int groups_of_step(const QuantizedMatMulArguments<float>& a) { return is_int4(a) ? 2 : 1; }
@@ -37,8 +41,10 @@ int groups_of_step(const QuantizedMatMulArguments<float>& a) { return is_int4(a)
 // Some rows of the call, packed in tiles of rows. The digits of a row are rows here, side by side in one tile.
 class PackedRows {
  public:
-  PackedRows(const QuantizedMatMulArguments<float>& a, long begin, long end, int most_rows, const Parallel& parallel)
-      : a_(a),
+  PackedRows(const QuantizedMatMulArguments<float>& a, const Quantized& kernels, long begin, long end, int most_rows,
+             const Parallel& parallel)
+      : kernels_(kernels),
+        a_(a),
         begin_(begin),
         rows_(static_cast<int>(end - begin) * a.digits),
         tiles_((rows_ - 1) / most_rows + 1),
@@ -86,7 +92,7 @@ class PackedRows {
             kernels_.correction(rows + i * a_.row_step + block * block_width, block_width);
   }
 
-  const Quantized& kernels_ = quantized();
+  const Quantized& kernels_;
   const QuantizedMatMulArguments<float>& a_;
   long begin_;
   int rows_, tiles_, each_;  // each_: rows of a tile, a multiple of the digits; the last one may have fewer
@@ -105,6 +111,7 @@ struct Part {
 
 // How an item divides its work.
 struct Plan {
+  const Quantized& kernels;
   int most;      // tiles of columns that are multiplied at once
   int together;  // tiles of columns in the second cache
   bool parted;   // whether blocks of K have parts, of which one stays in the first cache while all tiles of rows are
@@ -113,13 +120,13 @@ struct Plan {
 };
 
 // The parts of all blocks, each of which has `count`.
-std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count) {
+std::vector<Part> parts_of(const QuantizedMatMulArguments<float>& a, int count, int groups_at_once) {
   const int block_groups = a.groups / a.blocks, per_step = groups_of_step(a);
   std::vector<Part> parts;
   for (int block = 0; block < a.blocks; ++block) {
     const Range all{block * block_groups, (block + 1) * block_groups};
     for (int i = 0; i < count; ++i) {
-      const Range groups = all.part(i, count, is_int4(a) ? INT4_GROUPS : 1);
+      const Range groups = all.part(i, count, is_int4(a) ? INT4_GROUPS : groups_at_once);
       parts.push_back(
           {block, groups, groups.size() / per_step, groups.begin / per_step * long{TILE_STEP}, i == 0, i + 1 == count});
     }
@@ -144,7 +151,7 @@ struct Products {
 // Multiplies tiles of rows by tiles of columns; `to` begins with the first of both. The loops have no divisions.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan, Products to) {
-  const Quantized& kernels = quantized();
+  const Quantized& kernels = plan.kernels;
   const bool int4 = is_int4(a);
   const long tile_bytes = static_cast<long>(a.groups / groups_of_step(a)) * TILE_STEP;
   const long tile_scales = static_cast<long>(a.groups / INT4_GROUPS) * TILE_COLUMNS;
@@ -205,7 +212,7 @@ void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, 
 // `visit` multiplies it by a plan.
 template <class Visit>
 void for_each_range(const QuantizedMatMulArguments<float>& a, int whole, const Parallel& parallel, const Visit& visit) {
-  const Quantized& kernels = quantized();
+  const Quantized& kernels = kernels_of(a);
   const int most = kernels.rows_of_two > 0 ? 2 : 1;
   const int most_rows = is_int4(a) ? kernels.int4_rows : most == 2 ? kernels.rows_of_two : kernels.rows_of_one;
   const int per_byte = groups_of_step(a);
@@ -216,13 +223,14 @@ void for_each_range(const QuantizedMatMulArguments<float>& a, int whole, const P
   const long runs = (a.R * long{a.digits} - 1) / std::max<long>(FEW_ROWS, BYTES_AT_ONCE / width) + 1;
   for (long run = 0; run < runs; ++run) {
     const long begin = a.R * run / runs, end = a.R * (run + 1) / runs, count = (end - begin) * a.digits;
-    const PackedRows rows(a, begin, end, most_rows, parallel);
+    const PackedRows rows(a, kernels, begin, end, most_rows, parallel);
     const bool few = count <= FEW_ROWS;
     const long blocks = few ? 1 : (count - 1) / std::max<long>(FEW_ROWS, BYTES_OF_ROWS / width) + 1;
     const long together = few ? 1 : std::max(1L, BYTES_OF_WEIGHTS / bytes);  // times `most` tiles
     const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP / per_byte + rows.count(0) * kernels.group_bytes);
     const int split = rows.tiles() == MOST_PARTED ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1;
-    const Plan plan{most, static_cast<int>(together) * most, split > 1, parts_of(a, split)};
+    const Plan plan{kernels, most, static_cast<int>(together) * most, split > 1,
+                    parts_of(a, split, kernels.groups_at_once)};
     // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;
