@@ -1,8 +1,8 @@
 # A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline", which is NEON
 # on arm64), and on x86-64 for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for
 # each set with dot products of bytes: on x86-64 for both with VNNI, on arm64 for "dotprod" and for "i8mm", which has
-# products of matrices too. quantized_amx_kernels.cpp is compiled for VNNI with AMX ("v4_amx") alone. Each file gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats
-# in a register.
+# products of matrices too. quantized_amx_kernels.cpp is compiled for "v4_amx" alone, which is VNNI with AMX. Each file
+# gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats in a register.
 # kernels/cpu/instruction_sets.h finds the machine's best set when a kernel first runs.
 #
 # If such a file uses an inline function or a template of a common header, and the compiler does not inline it, it
