@@ -14,6 +14,7 @@ import numpy as np
 
 from tightbeam.deploy.console import counted
 from tightbeam.graph_passes.caches.cost import Machine
+from tightbeam.plugins.instruction_set import instruction_set
 
 __all__ = ["Measurement", "cache_file", "this_machine"]
 
@@ -94,7 +95,7 @@ def this_machine(*, integers: bool = False) -> Measurement:
         ``cache_file()``, one of a busy machine for ten minutes.
     """
     threads = _threads()
-    name = f"{_processor()}, {threads} threads"
+    name = f"{_processor()}, {instruction_set()}, {threads} threads"
     path = cache_file()
     known = _read(path)
     if name not in known or not known[name].is_valid() or (integers and not known[name].latent_rate):

@@ -1,8 +1,9 @@
 # A file named *_kernels.cpp is compiled once for each instruction set: for every processor ("baseline", which is NEON
 # on arm64), and on x86-64 for AVX2 with FMA ("v3") and for AVX-512 ("v4"). quantized_kernels.cpp is also compiled for
 # each set with dot products of bytes: on x86-64 for both with VNNI, on arm64 for "dotprod" and for "i8mm", which has
-# products of matrices too. quantized_amx_kernels.cpp is compiled for "v4_amx" alone, which is VNNI with AMX. Each file
-# gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES, the number of floats in a register.
+# products of matrices too. quantized_amx_kernels.cpp is compiled for "v4_amx" alone, which is VNNI with AMX, and only on
+# Linux, since no other system is asked for AMX. Each file gets TIGHTBEAM_ISA, one of these names, and TIGHTBEAM_LANES,
+# the number of floats in a register.
 # kernels/cpu/instruction_sets.h finds the machine's best set when a kernel first runs.
 #
 # If such a file uses an inline function or a template of a common header, and the compiler does not inline it, it
@@ -14,8 +15,12 @@ set(levels_of_bytes v3_vnni v4_vnni dotprod i8mm)  # of quantized_kernels.cpp al
 set(baseline_options "")
 set(baseline_lanes 4)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
-  list(APPEND levels v3 v4 v3_vnni v4_vnni v4_amx)
+  list(APPEND levels v3 v4 v3_vnni v4_vnni)
   add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_X86_64>)
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    list(APPEND levels v4_amx)
+    add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_AMX>)
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   list(APPEND levels dotprod i8mm)
   add_compile_definitions($<$<COMPILE_LANGUAGE:CXX>:TIGHTBEAM_AARCH64>)

@@ -17,6 +17,7 @@ from support.operators.cases import ATTENTION_CASES, with_nan_query
 from support.operators.runs import MODULES, check, model_of, outputs_of, run, session_of
 from support.slow_cases import slow_unless
 from support.tolerance import LUCK
+from tightbeam.plugins.instruction_set import instruction_set
 from tightbeam.plugins.library import cpu_library
 from tightbeam.plugins.ops import OPERATORS, functions
 from tightbeam.plugins.ops._case import Case
@@ -392,7 +393,7 @@ def test_nodes_with_different_optional_inputs_are_refused() -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     R=st.integers(1, 120),
-    groups=st.sampled_from([1, 2, 6, 12, 30]),
+    groups=st.sampled_from([1, 2, 6, 12, 30, 16, 32, 96, 288]),
     Y=st.integers(1, 90),
     blocks=st.sampled_from([1, 1, 2]),
     activation=st.integers(0, 4),
@@ -495,10 +496,12 @@ def test_quantized_rows_give_the_same_bits_in_any_batch(library: Path | None) ->
     ],
 )
 def test_quantized_operators_give_the_same_bits_on_every_instruction_set(levels: tuple[str, ...]) -> None:
+    """On those that this processor has: a level that it lacks runs the one below."""
     program = """
 import hashlib
 from support.operators.cases import ATTENTION_CASES, with_nan_query
 from support.operators.runs import MODULES, run
+from tightbeam.plugins.instruction_set import instruction_set
 from tightbeam.plugins.library import cpu_library
 digest = hashlib.sha256()
 for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitRowsMatMul", "HeadMatMul",
@@ -507,12 +510,34 @@ for name in ("QuantizeRows", "QuantizedMatMul", "DynamicQuantizeMatMul", "SplitR
     for case in MODULES[name].cases():
         for array in run(name, case, cpu_library()).values():
             digest.update(array.tobytes())
-print(digest.hexdigest())
+print(instruction_set(), digest.hexdigest())
 """
 
-    def digest(level: str) -> str:
+    def digest(level: str) -> tuple[str, str]:
         environment = {**os.environ, "TIGHTBEAM_ISA": level, "PYTHONPATH": str(Path(__file__).parents[1])}
         command = [sys.executable, "-c", program]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        used, found = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+        return used, found
 
-    assert len({digest(level) for level in levels}) == 1
+    found = dict(map(digest, levels))
+    assert "baseline" in found and len({*found.values()}) == 1, found
+    if (best := instruction_set()) in levels:
+        assert best in found
+
+
+@pytest.mark.skipif(instruction_set() != "v4_amx", reason="this processor, or its system, gives no AMX")
+def test_without_the_registers_of_amx_vnni_runs() -> None:
+    """Linux refuses AMX to a process that has a stack for signals into which its registers do not fit."""
+    program = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
+from tightbeam.plugins.instruction_set import instruction_set
+print(instruction_set())
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found == "v4_vnni\n"

@@ -19,7 +19,7 @@ from support.commands import Command, caller
 from tightbeam.deploy import Runner
 from tools.bench.peers.__main__ import main
 from tools.bench.peers.contenders import EXACT, REFERENCE, Place
-from tools.bench.peers.engines import llama_cpp, tightbeam, transformers
+from tools.bench.peers.engines import ctranslate2, llama_cpp, tightbeam, transformers
 from tools.bench.peers.environments import PeerError, python_of
 from tools.bench.peers.jobs import RECORDING, TEXT, Job, random_job
 from tools.bench.peers.measure import measure
@@ -111,6 +111,16 @@ def test_recordings_give_the_tokens_of_their_windows(bundles: BundleCache, check
         log_mel, transcribe = engine.load_recordings(str(folder), "fp32", 1)
         log_mel(samples)
         assert [new_tokens(row, [start], [eos]) for row in transcribe(samples, job)] == expected
+
+
+def test_vocabulary_map_has_candidates_of_any_text_and_of_each_token(tmp_path: Path) -> None:
+    tokens = [str(token) for token in range(300)]
+    ctranslate2._write_map(tmp_path / "vmap.txt", tokens)
+    sources, candidates = zip(
+        *(line.split("\t") for line in (tmp_path / "vmap.txt").read_text().splitlines()), strict=True
+    )
+    assert sources == ("", *tokens)
+    assert [len({*row.split()} & {*tokens}) for row in candidates] == [200, *[5] * 300]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-onnxruntime"])

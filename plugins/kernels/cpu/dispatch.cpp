@@ -1,5 +1,5 @@
 // The tables of inner loops for this machine's instruction set. Each table is defined once for each set, in the file
-// *_kernels.cpp beside its header.
+// *_kernels.cpp beside its header, but for that of AMX, which is VNNI's with two other functions.
 #include "kernels/cpu/attention/encoder_attention.h"
 #include "kernels/cpu/attention/history_bytes.h"
 #include "kernels/cpu/byte_rows.h"
@@ -32,19 +32,23 @@ TIGHTBEAM_DISPATCH(Math, MATH, math)
 extern const Quantized QUANTIZED_baseline;
 #ifdef TIGHTBEAM_X86_64
 extern const Quantized QUANTIZED_v3, QUANTIZED_v3_vnni, QUANTIZED_v4, QUANTIZED_v4_vnni;
+#elif defined(TIGHTBEAM_AARCH64)
+extern const Quantized QUANTIZED_dotprod, QUANTIZED_i8mm;
+#endif
+
+#ifdef TIGHTBEAM_AMX
 void pack_v4_amx(const signed char* integers, long width, int rows, long groups, void* packed);
 void multiply_v4_amx(const Multiplication& multiplication);
 
 static Quantized with_amx() {
   Quantized kernels = QUANTIZED_v4_vnni;
+  kernels.name = "v4_amx";
   kernels.rows_of_one = kernels.rows_of_two = AMX_ROWS;
   kernels.groups_at_once = AMX_GROUPS;
   kernels.pack = pack_v4_amx;
   kernels.multiply = multiply_v4_amx;
   return kernels;
 }
-#elif defined(TIGHTBEAM_AARCH64)
-extern const Quantized QUANTIZED_dotprod, QUANTIZED_i8mm;
 #endif
 
 const Quantized& quantized() {
@@ -64,7 +68,7 @@ const Quantized& quantized() {
 }
 
 const Quantized& quantized_matrices(long rows, long groups) {
-#ifdef TIGHTBEAM_X86_64
+#ifdef TIGHTBEAM_AMX
   constexpr long FEWEST_ROWS = 16;  // fewer take as long by AMX as by VNNI
   static const Quantized amx = with_amx();
   if (best_instruction_set() == InstructionSet::v4_amx && rows >= FEWEST_ROWS && groups % AMX_GROUPS == 0) return amx;

@@ -7,7 +7,7 @@
 #include "kernels/exported.h"
 #ifdef TIGHTBEAM_X86_64
 #include <cpuid.h>
-#ifdef __linux__
+#ifdef TIGHTBEAM_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -25,18 +25,22 @@ struct Named {
 };
 
 #ifdef TIGHTBEAM_X86_64
-constexpr Named SETS[] = {{"v4_amx", InstructionSet::v4_amx}, {"v4_vnni", InstructionSet::v4_vnni},
-                          {"v4", InstructionSet::v4},         {"v3_vnni", InstructionSet::v3_vnni},
-                          {"v3", InstructionSet::v3},         {"baseline", InstructionSet::baseline}};
+constexpr Named SETS[] = {
+#ifdef TIGHTBEAM_AMX
+    {"v4_amx", InstructionSet::v4_amx},
+#endif
+    {"v4_vnni", InstructionSet::v4_vnni},  {"v4", InstructionSet::v4},
+    {"v3_vnni", InstructionSet::v3_vnni},  {"v3", InstructionSet::v3},
+    {"baseline", InstructionSet::baseline}};
 
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
 }
 
-// Linux gives a process the registers of AMX only if it asks for them.
 bool has_amx() {
-#ifdef __linux__
+#ifdef TIGHTBEAM_AMX
+  // Linux gives a process the registers of AMX only if it asks for them.
   constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

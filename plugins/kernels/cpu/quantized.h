@@ -1,6 +1,6 @@
 // The inner loops of products of integers, compiled once for each instruction set. `quantized()` returns the best
-// version for this machine. All versions give the same bits: sums of integers are exact, and floats are never
-// contracted.
+// version for this machine, and `quantized_matrices` a better one for many rows, if there is one. All versions give the
+// same bits: sums of integers are exact, and floats are never contracted.
 //
 // Weights are in tiles of 16 columns, [Y / 16, K / 4, 16, 4] bytes: four neighbours in K of 16 columns side by side,
 // which is what the instructions for dot products of bytes read. A byte is 128 more than its weight, -127..127.
@@ -21,7 +21,8 @@ constexpr int TILE_STEP = TILE_COLUMNS * GROUP;
 constexpr int INT4_BLOCK = 32;  // weights of 4 bits in a column that share a scale
 constexpr int INT4_GROUPS = INT4_BLOCK / GROUP;
 
-constexpr int AMX_ROWS = 32, AMX_GROUPS = 16;  // of a tile of rows at most, and what groups are a multiple of
+// A tile of rows for AMX has at most AMX_ROWS rows. AMX multiplies AMX_GROUPS groups at a time.
+constexpr int AMX_ROWS = 32, AMX_GROUPS = 16;
 
 constexpr int FINEST = 127 * 128;  // steps into which the largest magnitude of a split row is divided
 
@@ -40,7 +41,7 @@ inline float largest_of(unsigned bits) {
 
 // Packed rows times tiles of weights.
 struct Multiplication {
-  const void* packed;  // [groups, rows]
+  const void* packed;  // [groups, rows]; for AMX [groups / 16, rows, 16]
   int rows, tiles;
   const unsigned char* weights;  // the first tile, from the group where the product begins
   long tile_bytes;               // from a tile to the next
@@ -114,8 +115,8 @@ struct Quantized {
 
 const Quantized& quantized();
 
-// The best version for products of some rows by 8-bit weights whose sums have a number of groups. Only it can multiply
-// the rows that its `pack` has packed.
+// The best table for a product of `rows` rows by 8-bit weights with sums over `groups` groups. Rows that a table packed
+// can be multiplied by that table alone.
 const Quantized& quantized_matrices(long rows, long groups);
 
 }  // namespace tightbeam

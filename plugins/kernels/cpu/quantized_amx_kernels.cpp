@@ -36,9 +36,6 @@ struct AllSizes {
 };
 constexpr AllSizes SIZES;
 
-// The compiler does not know that the instructions of registers read memory.
-inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
-
 template <bool LOWER, int TILES>
 void multiply_tiles(const Multiplication& m) {
   constexpr long STRIDE = TILES * REGISTER_BYTES;  // of the sums of a row
@@ -56,7 +53,6 @@ void multiply_tiles(const Multiplication& m) {
       _tile_zero(3);
     }
   } else {
-    finish_writes();
     _tile_loadd(0, m.products, STRIDE);
     if constexpr (TILES == 2) _tile_loadd(1, m.products + TILE_COLUMNS, STRIDE);
     if constexpr (LOWER) {
@@ -89,7 +85,7 @@ void multiply_tiles(const Multiplication& m) {
     _tile_stored(2, lower, STRIDE);
     if constexpr (TILES == 2) _tile_stored(3, lower + TILE_COLUMNS, STRIDE);
   }
-  // Registers that begin with numbers just written would wait for all writes before these.
+  // The first terms are added here: a register that is loaded from numbers just written waits for all earlier writes.
   if (m.start != nullptr)
     for (int row = 0; row < m.rows; ++row)
       for (int tile = 0; tile < TILES; ++tile) {
@@ -110,6 +106,7 @@ void pack_v4_amx(const signed char* integers, long width, int rows, long groups,
 }
 
 void multiply_v4_amx(const Multiplication& m) {
+  __asm__ volatile("" ::: "memory");  // GCC does not know that loading a register reads memory
   _tile_loadconfig(&SIZES.of[m.rows]);
   if (m.rows > REGISTER_ROWS)
     m.tiles == 1 ? multiply_tiles<true, 1>(m) : multiply_tiles<true, 2>(m);

@@ -72,6 +72,8 @@ def cases() -> list[Case]:
         *(random_case(13, R=R, groups=32, Y=49) for R in (16, 17, 31, 32, 33, 48, 101)),
         random_case(14, R=20, groups=48, Y=33, blocks=3, added=True),
         random_case(15, R=40, groups=272, Y=70),
+        random_case(17, R=50, groups=320, Y=40, blocks=2),
+        random_case(18, R=900, groups=16, Y=36),
         random_case(16, R=17, groups=3008, Y=34, extreme=True),
         poisoned,
         far,

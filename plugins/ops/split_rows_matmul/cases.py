@@ -21,6 +21,7 @@ def cases() -> list[Case]:
         *unsplit_cases(),
         *(random_case(21, R=R, groups=5, Y=33) for R in range(2, 14)),
         random_case(22, R=170, groups=2816, Y=36, activation=2, added=True),
+        random_case(24, R=20, groups=320, Y=40),
         *(random_case(23, R=R, groups=32, Y=33) for R in (8, 9, 16, 17, 50)),
         outlier,
     ]

@@ -29,7 +29,7 @@ from rich.console import Console
 from tightbeam.deploy import Bundle, BundleError
 from tightbeam.deploy.console import command_line, say
 from tightbeam.export.errors import ExportError
-from tools.bench.peers.contenders import CONTENDERS, EXACT, Place
+from tools.bench.peers.contenders import CONTENDERS, EXACT, FLOOR, MAPPED, Place
 from tools.bench.peers.environments import ENVIRONMENTS, PeerError
 from tools.bench.peers.environments import install as install_environment
 from tools.bench.peers.jobs import DEMO, RECORDING, SOURCES, Job, demo_job, random_job, task_of
@@ -100,7 +100,8 @@ def run(
     place = _place(shape, recording, environments, work)
     names = _known(engine, place.task)
     place.check(names)
-    names = [name for name in names if shape != DEMO or not name.startswith("floor")]
+    if shape == DEMO:  # whose outputs end by themselves
+        names = [name for name in names if not name.startswith((FLOOR, MAPPED))]
     source = source or SOURCES.get(shape, 0)
     groups: list[tuple[Group, Job]] = []
     for size in sorted(batch):

@@ -11,7 +11,7 @@ from tools.bench.peers.environments import OWN, PeerError, python_of
 from tools.bench.peers.jobs import DEMO, DEMO_CHECKPOINT, RECORDING, SPEECH, TEXT
 from tools.make_checkpoint import main as make_checkpoint
 
-__all__ = ["CONTENDERS", "EXACT", "FLOOR", "REFERENCE", "WHISPERER", "Contender", "Place"]
+__all__ = ["CONTENDERS", "EXACT", "FLOOR", "MAPPED", "REFERENCE", "WHISPERER", "Contender", "Place"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ REFERENCE = "transformers"
 EXACT = "Tightbeam fp32"
 """The contender that must have the same."""
 FLOOR = "floor"
+MAPPED = "CTranslate2 int8, vocabulary map"
+"""The contender that may choose none but random candidates, so that its tokens and ends mean nothing."""
 WHISPERER = "faster_whisper"
 ALL = (TEXT, SPEECH, RECORDING)
 CONTENDERS = {
@@ -60,7 +62,7 @@ CONTENDERS = {
         Contender("Tightbeam int8, cache int8", "tightbeam", "int8-cache-int8", OWN, tasks=ALL),
         Contender("CTranslate2 fp32", "ctranslate2", "fp32", "ctranslate2"),
         Contender("CTranslate2 int8", "ctranslate2", "int8", "ctranslate2"),
-        Contender("CTranslate2 int8, vocabulary map", "ctranslate2", "int8-map", "ctranslate2", tasks=(TEXT,)),
+        Contender(MAPPED, "ctranslate2", "int8-map", "ctranslate2", tasks=(TEXT,)),
         Contender("faster-whisper fp32", WHISPERER, "fp32", "ctranslate2", runs="CTranslate2 fp32", tasks=(RECORDING,)),
         Contender("faster-whisper int8", WHISPERER, "int8", "ctranslate2", runs="CTranslate2 int8", tasks=(RECORDING,)),
         Contender("OpenVINO fp32", "openvino", "fp32", "openvino"),

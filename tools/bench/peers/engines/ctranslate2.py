@@ -75,7 +75,7 @@ def _write_map(path: Path, tokens: list[str]) -> None:
     draw = random.Random(0)
     with path.open("w", encoding="utf-8") as stream:
         for source, count in (("", OF_ANY_TEXT), *((token, OF_A_TOKEN) for token in tokens)):
-            print(source, " ".join(draw.sample(tokens, count)), sep="\t", file=stream)
+            print(source, " ".join(draw.sample(tokens, min(count, len(tokens)))), sep="\t", file=stream)
 
 
 def _first(token: int | list[int]) -> int:
