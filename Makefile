@@ -67,7 +67,7 @@ server: $(BUILT) $(SERVED) ## [0 min] install Triton Inference Server into .venv
 check: lint $(BUILT) ## [2 min at most] lint, and the tests that matter for what changed against main; see tools/check.py
 	@$(BIN)/python -m tools.check
 
-test: $(BUILT) $(SERVED) ## [14 min] lint, and every test that needs neither minutes nor a GPU, side by side
+test: $(BUILT) $(SERVED) ## [8 to 18 min] lint, and every test that needs neither minutes nor a GPU, side by side
 	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
 # Bytecode is written, since tests start hundreds of commands.
