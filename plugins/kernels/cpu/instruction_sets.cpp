@@ -25,13 +25,9 @@ struct Named {
 };
 
 #ifdef TIGHTBEAM_X86_64
-constexpr Named SETS[] = {
-#ifdef TIGHTBEAM_AMX
-    {"v4_amx", InstructionSet::v4_amx},
-#endif
-    {"v4_vnni", InstructionSet::v4_vnni},  {"v4", InstructionSet::v4},
-    {"v3_vnni", InstructionSet::v3_vnni},  {"v3", InstructionSet::v3},
-    {"baseline", InstructionSet::baseline}};
+constexpr Named SETS[] = {{"v4_amx", InstructionSet::v4_amx}, {"v4_vnni", InstructionSet::v4_vnni},
+                          {"v4", InstructionSet::v4},         {"v3_vnni", InstructionSet::v3_vnni},
+                          {"v3", InstructionSet::v3},         {"baseline", InstructionSet::baseline}};
 
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -3,18 +3,18 @@
 // registers have the sums of two by two. Compiled for v4_amx alone, and under the rule of cmake/InstructionSets.cmake.
 #include <immintrin.h>
 
+#include "kernels/cpu/aligned.h"
 #include "kernels/cpu/quantized.h"
 
 namespace tightbeam {
 namespace {
 
 constexpr int REGISTER_ROWS = 16, REGISTER_BYTES = 64;  // of an AMX register at most
-constexpr int LINE_BYTES = 64;
 static_assert(AMX_GROUPS * GROUP == REGISTER_BYTES && AMX_ROWS == 2 * REGISTER_ROWS);
 
 // The sizes of the registers for a tile of rows, as LDTILECFG reads them: sums in 0 to 3, rows in 4 and 5, weights in 6
 // and 7.
-struct alignas(LINE_BYTES) Sizes {
+struct alignas(LINE) Sizes {
   unsigned char palette = 1, start = 0, reserved[14] = {};
   unsigned short bytes[16] = {};
   unsigned char rows[16] = {};
@@ -73,7 +73,7 @@ void multiply_tiles(const Multiplication& m) {
       _tile_dpbsud(1, 4, 7);
       if constexpr (LOWER) _tile_dpbsud(3, 5, 7);
     }
-    for (long at = 0; at < next_step; at += LINE_BYTES)
+    for (long at = 0; at < next_step; at += LINE)
       for (int tile = 0; tile < TILES; ++tile) __builtin_prefetch(next + tile * tile_bytes + at, 0, 3);
     next += next_step;
     rows += row_step;

@@ -58,6 +58,7 @@ class PackedRows {
     });
   }
 
+  const Quantized& kernels() const { return kernels_; }
   int tiles() const { return tiles_; }
   int count(int tile) const { return first(tile + 1) - first(tile); }
   long row(int tile) const { return begin_ + undigited(first(tile)); }
@@ -111,7 +112,6 @@ struct Part {
 
 // How an item divides its work.
 struct Plan {
-  const Quantized& kernels;
   int most;      // tiles of columns that are multiplied at once
   int together;  // tiles of columns in the second cache
   bool parted;   // whether blocks of K have parts, of which one stays in the first cache while all tiles of rows are
@@ -151,7 +151,7 @@ struct Products {
 // Multiplies tiles of rows by tiles of columns; `to` begins with the first of both. The loops have no divisions.
 void multiply(const QuantizedMatMulArguments<float>& a, const PackedRows& rows, Range row_tiles, Range tiles,
               const Plan& plan, Products to) {
-  const Quantized& kernels = plan.kernels;
+  const Quantized& kernels = rows.kernels();
   const bool int4 = is_int4(a);
   const long tile_bytes = static_cast<long>(a.groups / groups_of_step(a)) * TILE_STEP;
   const long tile_scales = static_cast<long>(a.groups / INT4_GROUPS) * TILE_COLUMNS;
@@ -229,8 +229,7 @@ void for_each_range(const QuantizedMatMulArguments<float>& a, int whole, const P
     const long together = few ? 1 : std::max(1L, BYTES_OF_WEIGHTS / bytes);  // times `most` tiles
     const long fitting = BYTES_OF_PART / (2L * most * TILE_STEP / per_byte + rows.count(0) * kernels.group_bytes);
     const int split = rows.tiles() == MOST_PARTED ? static_cast<int>((a.groups / a.blocks - 1) / fitting + 1) : 1;
-    const Plan plan{kernels, most, static_cast<int>(together) * most, split > 1,
-                    parts_of(a, split, kernels.groups_at_once)};
+    const Plan plan{most, static_cast<int>(together) * most, split > 1, parts_of(a, split, kernels.groups_at_once)};
     // Parts are not too small for a thread, and enough for many threads.
     const long worth = few ? std::min(BYTES_OF_WEIGHTS, PRODUCTS_OF_ITEM / count) / bytes : together;
     const long enough = few ? steps : (ITEMS - 1) / blocks + 1;

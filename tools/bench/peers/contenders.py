@@ -49,7 +49,7 @@ EXACT = "Tightbeam fp32"
 """The contender that must have the same."""
 FLOOR = "floor"
 MAPPED = "CTranslate2 int8, vocabulary map"
-"""The contender that may choose none but random candidates, so that its tokens and ends mean nothing."""
+"""The contender that chooses among random candidates alone, so that its tokens and ends mean nothing."""
 WHISPERER = "faster_whisper"
 ALL = (TEXT, SPEECH, RECORDING)
 CONTENDERS = {

@@ -1,7 +1,7 @@
 """CTranslate2, in float32 and int8. A tokenizer is done without: token 17 is the string "17" there.
 
-``int8-map`` is int8 with a vocabulary map: logits are computed only for candidates, those of any text and those of each
-source token of the batch. Random candidates take the time of real ones.
+``int8-map`` is int8 with a vocabulary map. CTranslate2 then computes logits for the map's candidates alone: some tokens
+for any text, and some more for each source token of the batch. They are drawn at random, and take the time of real ones.
 
 CTranslate2's own converter reads ``normalize_before`` of the config, which transformers 5 no longer writes, and wants a
 tokenizer, which a checkpoint with random weights lacks.
@@ -29,7 +29,7 @@ UNKNOWN = 3
 MAP = "vmap.txt"
 """CTranslate2's name for the file of a vocabulary map: a source token, a tab, and its candidates, in each line."""
 OF_ANY_TEXT, OF_A_TOKEN = 200, 5
-"""Candidates: the most frequent tokens, which any text has, and further ones of each source token."""
+"""The number of candidates for any text, and of further ones for each source token."""
 
 
 def convert(checkpoint: str, folder: str, precision: str, speech: bool) -> None:
