@@ -1,7 +1,7 @@
 """CTranslate2, in float32 and int8. A tokenizer is done without: token 17 is the string "17" there.
 
-``int8-map`` is int8 with a vocabulary map. CTranslate2 then computes logits for the map's candidates alone: some tokens
-for any text, and some more for each source token of the batch. They are drawn at random, and take the time of real ones.
+``int8-map`` is int8 with a vocabulary map. CTranslate2 then computes logits for the candidates of the map alone: tokens
+for any text, and further ones for each source token of the batch. They are random, and take the time of real ones.
 
 CTranslate2's own converter reads ``normalize_before`` of the config, which transformers 5 no longer writes, and wants a
 tokenizer, which a checkpoint with random weights lacks.
