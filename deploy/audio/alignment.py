@@ -1,6 +1,6 @@
 """Times of a window's tokens: the place in the audio that the alignment heads attend to when a token is chosen.
 
-Source: transformers 5.23 `WhisperGenerationMixin._extract_token_timestamps`, for one sample. In a batch, transformers
+Source: transformers 5.24 `WhisperGenerationMixin._extract_token_timestamps`, for one sample. In a batch, transformers
 also aligns the padding of samples that end before the others.
 """
 

@@ -1,6 +1,6 @@
 """Whisper's features: the logarithm of a mel spectrogram, in numpy.
 
-Source: transformers 5.23 `WhisperFeatureExtractor`, which computes in float32 with torch. The mel scale is Slaney's:
+Source: transformers 5.24 `WhisperFeatureExtractor`, which computes in float32 with torch. The mel scale is Slaney's:
 linear up to 1 kHz, logarithmic above, filters of equal area.
 """
 

@@ -1,6 +1,6 @@
 """Kaldi's filter bank features, normalised over a recording (Speech2Text), in numpy.
 
-Source: transformers 5.23 `Speech2TextFeatureExtractor` without torchaudio, with equal results. With torchaudio,
+Source: transformers 5.24 `Speech2TextFeatureExtractor` without torchaudio, with equal results. With torchaudio,
 transformers computes in float32 by that package.
 """
 

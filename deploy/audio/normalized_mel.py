@@ -1,6 +1,6 @@
 """Mel features, normalised over a recording (Cohere ASR, Canary), in numpy.
 
-Source: transformers 5.23 `CohereAsrFeatureExtractor` and `ParakeetFeatureExtractor`, which compute in float32 with
+Source: transformers 5.24 `CohereAsrFeatureExtractor` and `ParakeetFeatureExtractor`, which compute in float32 with
 torch. The first one adds noise (dither) and cuts long recordings. The noise is torch's for the seed that the
 recording's length gives: a Mersenne twister and the transform of Box and Muller.
 """

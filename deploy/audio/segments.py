@@ -1,6 +1,6 @@
 """Segments of a window: its tokens, cut at pairs of timestamps, and the start of the next window.
 
-Source: transformers 5.23 `WhisperGenerationMixin._retrieve_segment`.
+Source: transformers 5.24 `WhisperGenerationMixin._retrieve_segment`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A recording's features: computed block by block, stored on disk if they are large, and cut into windows anywhere.
 
-Source: transformers 5.23 `WhisperFeatureExtractor` with ``truncation=False, padding="longest"``: powers are cut off
+Source: transformers 5.24 `WhisperFeatureExtractor` with ``truncation=False, padding="longest"``: powers are cut off
 relative to the highest power of the whole recording. A recording shorter than a window is padded to a whole window with
 silence, as is the default there.
 """

@@ -1,6 +1,6 @@
 """Samples as features: the feature extractor of models whose encoder takes a recording as it is (Moonshine).
 
-Source: transformers 5.23 `Wav2Vec2FeatureExtractor`. The results are equal bit for bit.
+Source: transformers 5.24 `Wav2Vec2FeatureExtractor`. The results are equal bit for bit.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The process is started by the path of this file, and imports jinja2 alone. Its m
 request, are limited. It reads JSON lines and writes one for each: first the template and its variables, then
 conversations.
 
-Source: transformers 5.23 ``utils/chat_template_utils.py``, for what a template may use and what it is given.
+Source: transformers 5.24 ``utils/chat_template_utils.py``, for what a template may use and what it is given.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The generation settings: one table of those that are supported, and the fields of transformers that are not.
 
-Source: transformers 5.23 `GenerationConfig`. Every field of that class is in exactly one of `FIELDS`, `INERT`,
+Source: transformers 5.24 `GenerationConfig`. Every field of that class is in exactly one of `FIELDS`, `INERT`,
 `DORMANT` and `UNSUPPORTED`, so none is ignored silently. A setting is added as one entry of `FIELDS`.
 """
 

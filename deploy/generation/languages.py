@@ -1,4 +1,4 @@
-"""Names of Whisper's languages in English, as transformers 5.23 takes them in place of their codes."""
+"""Names of Whisper's languages in English, as transformers 5.24 takes them in place of their codes."""
 
 from __future__ import annotations
 

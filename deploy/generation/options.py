@@ -1,6 +1,6 @@
 """The resolved settings of one generation.
 
-Source: transformers 5.23 `GenerationConfig`. Field names and their meaning are the same.
+Source: transformers 5.24 `GenerationConfig`. Field names and their meaning are the same.
 """
 
 from __future__ import annotations

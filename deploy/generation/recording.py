@@ -1,6 +1,6 @@
 """Settings of a whole recording, which is gone through window by window: thresholds, further attempts, conditioning.
 
-Source: transformers 5.23 `WhisperGenerationMixin.generate`, whose arguments they are.
+Source: transformers 5.24 `WhisperGenerationMixin.generate`, whose arguments they are.
 """
 
 from __future__ import annotations

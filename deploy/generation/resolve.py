@@ -3,7 +3,7 @@
 `resolve_settings` checks everything that depends on the settings alone, once. `ResolvedSettings` adds
 the lengths of one prompt, or the beginning of one window of a recording.
 
-Source: transformers 5.23 `GenerationConfig` and the preparation in `GenerationMixin.generate`.
+Source: transformers 5.24 `GenerationConfig` and the preparation in `GenerationMixin.generate`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings of sampling: how scores become probabilities, and the stream of random numbers that tokens are drawn with.
 
-Source: transformers 5.23 `GenerationMixin._get_logits_processor`, the part for ``do_sample``. The draw is our own.
+Source: transformers 5.24 `GenerationMixin._get_logits_processor`, the part for ``do_sample``. The draw is our own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings of the scores of single tokens: which of them a result has, and how they are normalized.
 
-Source: transformers 5.23 `GenerationMixin.compute_transition_scores`.
+Source: transformers 5.24 `GenerationMixin.compute_transition_scores`.
 """
 
 from __future__ import annotations

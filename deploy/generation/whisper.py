@@ -1,6 +1,6 @@
 """Settings of Whisper: the prompt of language and task, timestamps, and the times of tokens.
 
-Source: transformers 5.23 `WhisperGenerationMixin._retrieve_init_tokens` and `_set_max_new_tokens_and_length`.
+Source: transformers 5.24 `WhisperGenerationMixin._retrieve_init_tokens` and `_set_max_new_tokens_and_length`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Geometry of images uint8 [rows, columns, 3]: resizing with pillow; rotation, padding and cropping in numpy.
 
-Source: transformers 5.23, `image_transforms.py` and `DonutImageProcessorPil`, with the same rounding.
+Source: transformers 5.24, `image_transforms.py` and `DonutImageProcessorPil`, with the same rounding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Patches of images of any size: the image processor of Pix2Struct.
 
-Source: transformers 5.23 `Pix2StructImageProcessorPil`. Resizing is torch's bilinear filter with antialias, and results
+Source: transformers 5.24 `Pix2StructImageProcessorPil`. Resizing is torch's bilinear filter with antialias, and results
 differ only by rounding. transformers pads missing patches with zeros, which are left out here, as the mask hides them.
 """
 

@@ -1,6 +1,6 @@
 """Image processors of ViT, DeiT and Donut checkpoints: from an image to the pixels that the encoder takes.
 
-Source: transformers 5.23, the processors on pillow (`ViTImageProcessorPil`, `DeiTImageProcessorPil`,
+Source: transformers 5.24, the processors on pillow (`ViTImageProcessorPil`, `DeiTImageProcessorPil`,
 `DonutImageProcessorPil`), with results equal bit for bit. The processors on torchvision, which resize with another
 library, were not compared.
 """

@@ -225,7 +225,7 @@ def _of_tokens(
 def text_of(model: Model, sequence: Sequence[int]) -> str:
     """Return the text of a sequence, without the timestamps of a speech model.
 
-    Source: transformers 5.23 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on
+    Source: transformers 5.24 `WhisperTokenizer.decode`, which removes timestamps from the text, so that the bytes on
     both sides of one do not join.
     """
     text = model.text.decode(sequence)

@@ -1,6 +1,6 @@
 """Sequential transcription: each window of a recording begins where the timestamps of the window before it end.
 
-Source: transformers 5.23 `WhisperGenerationMixin.generate` and `generate_with_fallback`, for one recording. There, an
+Source: transformers 5.24 `WhisperGenerationMixin.generate` and `generate_with_fallback`, for one recording. There, an
 attempt that samples sets ``num_beams`` to 1 for the rest of the recording; here the beams stay.
 """
 
@@ -268,7 +268,7 @@ class SequentialTranscription:
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
     """Return the ratio of the bytes of token ids to their bytes compressed by zlib: high if tokens repeat.
 
-    Source: transformers 5.23 `WhisperGenerationMixin._retrieve_compression_ratio`.
+    Source: transformers 5.24 `WhisperGenerationMixin._retrieve_compression_ratio`.
     """
     width = int(math.log2(vocab_size) / 8) + 1
     data = b"".join(int(token).to_bytes(width, "little") for token in tokens)

@@ -1,6 +1,6 @@
 """Grouping of tokens into words, with the times and the probability of each word.
 
-Source: transformers 5.23 `_combine_tokens_into_words` and `_decode_asr` of Whisper's tokenizer.
+Source: transformers 5.24 `_combine_tokens_into_words` and `_decode_asr` of Whisper's tokenizer.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PaddedHistory:
 def banned_by_padding(history: Ints, padding: int, size: int) -> Ints:
     """Return the tokens that would repeat an n-gram that begins in the padding of a sample's rows.
 
-    Source: `NoRepeatNGramLogitsProcessor` of transformers 5.23, which takes padding for text.
+    Source: `NoRepeatNGramLogitsProcessor` of transformers 5.24, which takes padding for text.
 
     Parameters
     ----------

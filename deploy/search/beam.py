@@ -1,6 +1,6 @@
 """Beam search: the M best sequences of each sample side by side.
 
-Source: transformers 5.23 `GenerationMixin._beam_search`. The results are the same, in float32 and in its order of
+Source: transformers 5.24 `GenerationMixin._beam_search`. The results are the same, in float32 and in its order of
 operations. Scores of excluded candidates are lowered by 1e9, as there.
 """
 
@@ -55,15 +55,12 @@ class BeamSearch(BatchSearch[FinishedBeams]):
 
     Attributes
     ----------
-    descending : bool
-        True if the candidates of a step are in the order of their scores.
     pool_scores : float32 [B, M]
         Scores of the finished sequences.
     pool_lengths : int64 [B, M]
         New tokens of the finished sequences.
     """
 
-    descending = True
     pool_scores: Floats
     pool_lengths: Ints
 
@@ -94,7 +91,7 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         new = self.lengths + 1 - self.beginnings  # [B], new tokens with the one of this step
         self._offer(candidates, ends, new)
 
-        chosen = _open_candidates(candidates, ends, self.M, descending=self.descending)
+        chosen = _open_candidates(candidates, ends, self.M)
         self.scores, self.parents = chosen.scores, chosen.beams
         self.feed_prompts(prompted, chosen.tokens, self.scores, self.parents, candidates.tokens)
         self.observe(chosen.tokens, prompted)
@@ -178,10 +175,10 @@ class BeamSearch(BatchSearch[FinishedBeams]):
         return result
 
 
-def _open_candidates(candidates: Candidates, ends: Bools, count: int, *, descending: bool) -> Candidates:
+def _open_candidates(candidates: Candidates, ends: Bools, count: int) -> Candidates:
     """Return the best candidates [B, count] in arrays of their own; candidates that end, bool [B, C], come last."""
     scores, beams, tokens = candidates.scores, candidates.beams, candidates.tokens
-    if descending and not ends.any():  # in order already
+    if not ends.any():  # in order already
         return Candidates(scores[:, :count].copy(), beams[:, :count].copy(), tokens[:, :count].copy())
     scores = scores + np.where(ends, OUT, IN)
     order = best(scores, count)

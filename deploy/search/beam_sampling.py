@@ -1,9 +1,9 @@
 """Beam sampling: the continuations of a sample's beams are drawn, by the scores of beams and tokens together.
 
-Source: transformers 5.23 `GenerationMixin._beam_search` with do_sample=True. A step draws as many candidates as beam
-search would take the best of, without replacement, from the softmax of all accumulated scores; what follows is beam
-search, in which a candidate that ends counts if it is among the first M drawn. The distribution is the same; the
-draw is from a stream of random numbers that each input has to itself (`Sampling.uniforms`).
+Source: transformers 5.24 `GenerationMixin._beam_search` with do_sample=True. A step draws as many candidates as beam
+search would take the best of, without replacement, from the softmax of all accumulated scores, and orders them by their
+scores. What follows is beam search. The distribution is the same; the draw is from a stream of random numbers that each
+input has to itself (`Sampling.uniforms`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class BeamSampleSearch(BeamSearch):
 
     If fewer candidates have a probability than are drawn, the best of the others follow them.
     """
-
-    descending = False
 
     def new_state(self, options: GenerationOptions, beginning: int) -> DrawnBeams:
         steps = options.max_length - beginning
@@ -92,6 +90,7 @@ class BeamSampleSearch(BeamSearch):
         weights: Floats = np.exp(scores.astype(np.float64) - (best if best > -np.inf else 0))
         assert isinstance(place.state, DrawnBeams)
         chosen = drawn_in_turn(weights, place.state.uniforms[int(self.lengths[index]) - place.P])
+        chosen = chosen[np.argsort(-scores[chosen], kind="stable")]
         if len(chosen) < count:
             order = np.argsort(-scores, kind="stable")
             chosen = np.concatenate([chosen, order[~np.isin(order, chosen)]])[:count]

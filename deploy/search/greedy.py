@@ -1,6 +1,6 @@
 """Greedy search: the best next token at every position.
 
-Source: transformers 5.23 `GenerationMixin._sample` with do_sample=False.
+Source: transformers 5.24 `GenerationMixin._sample` with do_sample=False.
 """
 
 from __future__ import annotations

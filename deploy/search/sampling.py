@@ -1,6 +1,6 @@
 """Sampling: each next token is drawn from the model's distribution, as the settings warp it.
 
-Source: transformers 5.23 `GenerationMixin._sample` with do_sample=True. The distribution is the same; the draw is from
+Source: transformers 5.24 `GenerationMixin._sample` with do_sample=True. The distribution is the same; the draw is from
 a stream of random numbers that each returned sequence has to itself (`Sampling.uniforms`).
 """
 

@@ -1,6 +1,6 @@
 """Scores of the tokens of a result and of the best ones in their places, and the data of their times.
 
-Source: transformers 5.23 `GenerationMixin.compute_transition_scores`.
+Source: transformers 5.24 `GenerationMixin.compute_transition_scores`.
 """
 
 from __future__ import annotations

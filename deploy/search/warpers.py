@@ -1,6 +1,6 @@
 """The warpers of sampling: which tokens may be drawn, and their probabilities.
 
-Source: the warpers of transformers 5.23 `generation/logits_process.py` for temperature, top_k, top_p, min_p and
+Source: the warpers of transformers 5.24 `generation/logits_process.py` for temperature, top_k, top_p, min_p and
 typical_p, in the order in which `generate` applies them. Of tokens with equal scores at the edge of ``top_p``, which
 transformers leaves to the order of its sort, the lower ones are kept.
 """

@@ -1,6 +1,6 @@
 """Settings that are texts. The tokenizer converts them to the token ids that the search takes.
 
-Source: transformers 5.23 `WhisperTokenizer.get_prompt_ids`. For ``decoder_input_text``, a tokenizer without special
+Source: transformers 5.24 `WhisperTokenizer.get_prompt_ids`. For ``decoder_input_text``, a tokenizer without special
 tokens, as Donut's checkpoints are used.
 """
 

@@ -1,6 +1,6 @@
 """The text of each token by itself, as stop strings are found in it.
 
-Source: transformers 5.23 `StopStringCriteria.clean_tokenizer_vocab`. A token is decoded behind the text "abcdef", which
+Source: transformers 5.24 `StopStringCriteria.clean_tokenizer_vocab`. A token is decoded behind the text "abcdef", which
 is then cut off, so that it keeps the space that it begins with. A tokenizer of bytes gives a token's bytes, which may
 be parts of characters.
 """

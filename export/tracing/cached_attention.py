@@ -14,7 +14,7 @@ def attend(
     self: Any,
     hidden_states: Tensor,
     key_value_states: Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -28,7 +28,7 @@ def attend(
         [B, T, D].
     key_value_states
         [B, N, S] of cross-attention; None for self-attention.
-    past_key_values
+    cache
         The cache of both attentions, to which keys and values of self-attention are appended.
     attention_mask
         Added to the scores, or true where a key is seen.
@@ -40,8 +40,8 @@ def attend(
         return by_head.transpose(1, 2)  # [B, H, ., K]
 
     keys, values = heads(self.k_proj(inputs)), heads(self.v_proj(inputs))
-    if past_key_values is not None and key_value_states is None:
-        keys, values = past_key_values.self_attention_cache.update(keys, values, self.layer_idx)
+    if cache is not None and key_value_states is None:
+        keys, values = cache.self_attention_cache.update(keys, values, self.layer_idx)
     queries = heads(self.q_proj(hidden_states))
     attended, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
         self, queries, keys, values, attention_mask, scaling=self.scaling, is_causal=False, attended_inputs=inputs

@@ -55,7 +55,7 @@ class PromptStep(nn.Module):
         states = self.model(
             input_ids=input_ids,
             position_ids=torch.arange(N)[None].expand(B, N),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         ).last_hidden_state  # [B, N, D]
         return (states, *keys_and_values(cache))
@@ -71,7 +71,7 @@ class TokenStep(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         cache = cache_of(past)
         logits = self.model(
-            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=tokens, position_ids=positions, cache=cache, use_cache=True
         ).logits  # [R, 1, vocabulary]
         return (logits, *keys_and_values(cache))
 

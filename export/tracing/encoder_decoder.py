@@ -70,7 +70,7 @@ class StatesStep(nn.Module):
             attention_mask=everything,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=attention_mask[:, None, None, :].to(torch.bool),
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         ).last_hidden_state  # [R, 1, D]
         return (self.logits(states), *present_of(caches))
@@ -126,7 +126,7 @@ class ModelStep(nn.Module):
             decoder_attention_mask=tokens.new_ones(
                 (R, 1, 1, T + 1)
             ).bool(),  # one query at the end attends to all positions
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         ).logits
         return (logits, *present_of(caches))

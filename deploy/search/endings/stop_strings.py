@@ -1,6 +1,6 @@
 """The setting ``stop_strings``: a sequence ends with the token that completes one of some texts.
 
-Source: transformers 5.23 `StopStringCriteria`. A text counts if it ends within the newest token's text. It may begin
+Source: transformers 5.24 `StopStringCriteria`. A text counts if it ends within the newest token's text. It may begin
 within any token before it, of the prompt too, and the newest token may go on behind it. As many tokens are looked at as
 the longest text has characters, or bytes for a tokenizer of bytes.
 """

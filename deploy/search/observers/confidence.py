@@ -1,6 +1,6 @@
 """Log-probabilities of one sample's tokens while it is searched, and the probability that its window has no speech.
 
-Source: transformers 5.23 `WhisperGenerationMixin._retrieve_avg_logprobs` and `WhisperNoSpeechDetection`. The
+Source: transformers 5.24 `WhisperGenerationMixin._retrieve_avg_logprobs` and `WhisperNoSpeechDetection`. The
 first is of the scores behind all processors, as probabilities of what these leave.
 """
 

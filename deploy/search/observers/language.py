@@ -1,6 +1,6 @@
 """The probability of the language that a speech model finds in a window.
 
-Source: transformers 5.23 `WhisperGenerationMixin.detect_language`, which takes the best language after the start token.
+Source: transformers 5.24 `WhisperGenerationMixin.detect_language`, which takes the best language after the start token.
 The probability is a softmax over the languages alone, as in OpenAI's whisper.
 """
 

@@ -43,7 +43,7 @@ PROCESSORS: tuple[Maker, ...] = (
     timestamps,
     renormalize,
 )
-"""All processors, in the order in which transformers 5.23 applies them (`GenerationMixin._get_logits_processor`; a
+"""All processors, in the order in which transformers 5.24 applies them (`GenerationMixin._get_logits_processor`; a
 processor that a model or a caller adds comes behind ``begin_suppress_tokens``).
 
 The diversity and repetition penalties come before them, and the search head and the search apply these. The warpers of

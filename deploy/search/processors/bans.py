@@ -1,6 +1,6 @@
 """Settings that ban tokens: they need no scores.
 
-Source: the processors of transformers 5.23 `generation/logits_process.py` for no_repeat_ngram_size,
+Source: the processors of transformers 5.24 `generation/logits_process.py` for no_repeat_ngram_size,
 encoder_no_repeat_ngram_size, bad_words_ids, min_length, min_new_tokens, suppress_tokens and begin_suppress_tokens.
 """
 

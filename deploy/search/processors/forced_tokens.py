@@ -1,6 +1,6 @@
 """Forced tokens, and the candidates of a sample of which some tokens alone may follow.
 
-Source: the processors of transformers 5.23 `generation/logits_process.py` for forced_bos_token_id and
+Source: the processors of transformers 5.24 `generation/logits_process.py` for forced_bos_token_id and
 forced_eos_token_id.
 """
 

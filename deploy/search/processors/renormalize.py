@@ -1,6 +1,6 @@
 """Log-probabilities that sum to 1 again after all other processors, with ``renormalize_logits``.
 
-Source: transformers 5.23 `LogitNormalization`.
+Source: transformers 5.24 `LogitNormalization`.
 
 The rows need not be read if few likely tokens are banned. If the processors only ban tokens, each row's scores rise by
 one number::

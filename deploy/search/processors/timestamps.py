@@ -4,7 +4,7 @@ Timestamps come in pairs, but for the first and the last one, and never decrease
 likely than the best other token, one of them comes next. This last rule compares sums over a row, so that the search
 head's candidates do not suffice.
 
-Source: transformers 5.23 `WhisperTimeStampLogitsProcessor`.
+Source: transformers 5.24 `WhisperTimeStampLogitsProcessor`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What may follow a row depends on its tokens from the length ``root`` on, behind 
 token. Tokens of a beginning that is given are among them. They lead from the root to the row's node. A row that has
 left the trie stays at a node that nothing follows, and scores -inf from then on.
 
-Source: transformers 5.23 `PrefixConstrainedLogitsProcessor`.
+Source: transformers 5.24 `PrefixConstrainedLogitsProcessor`.
 """
 
 from __future__ import annotations

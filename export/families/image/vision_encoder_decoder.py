@@ -83,7 +83,7 @@ class VisionEncoderDecoder(Family):
         return WeightNumbers(layers + projection + source + step + tables, WeightCounts(layers + projection, step))
 
     def complete(self, model: Any) -> None:
-        # transformers 5.23 computes TrOCR's table of sinusoidal positions while weights are not there yet, as a tensor
+        # transformers 5.24 computes TrOCR's table of sinusoidal positions while weights are not there yet, as a tensor
         # without numbers, and cannot generate with such a model.
         table = model.decoder.model.decoder.embed_positions
         if getattr(table, "weights", None) is not None and table.weights.is_meta:

@@ -49,7 +49,7 @@ def _attend(
     self: Any,
     hidden_states: Tensor,
     position_bias: Tensor,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -60,8 +60,8 @@ def _attend(
         return by_head.transpose(1, 2)  # [B, H, T, K]
 
     queries, keys, values = map(heads, self.Wqkv(hidden_states).chunk(3, dim=2))
-    if past_key_values is not None:
-        keys, values = past_key_values.update(keys, values, self.layer_idx)
+    if cache is not None:
+        keys, values = cache.update(keys, values, self.layer_idx)
     mask = attention_mask if attention_mask is not None and attention_mask.ndim > 1 else None
     bias = position_bias[None, :, :, torch.arange(-keys.shape[2], 0)].to(queries.dtype)  # [1, H, 1, N]
     attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]

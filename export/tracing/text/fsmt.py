@@ -124,7 +124,7 @@ class FsmtStep(nn.Module):
             attention_mask,
             None,
             torch.zeros((R, 1, 1, T + 1)),  # one query at the end attends to all positions
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         ).last_hidden_state
         return (logits, *present_of(caches))

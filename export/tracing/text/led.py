@@ -143,6 +143,6 @@ def attention_interface(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _attend(self: Any, hidden_states: Tensor, past_key_values: Any = None, **inputs: Any) -> tuple[Tensor, None, Any]:
+def _attend(self: Any, hidden_states: Tensor, cache: Any = None, **inputs: Any) -> tuple[Tensor, None, Any]:
     """`LEDDecoderAttention.forward`, which returns the cache, too."""
-    return (*attend(self, hidden_states, past_key_values=past_key_values, **inputs), past_key_values)
+    return (*attend(self, hidden_states, cache=cache, **inputs), cache)

@@ -70,7 +70,7 @@ class CappedStep(nn.Module):
             decoder_input_ids=tokens,
             decoder_position_ids=positions,
             decoder_attention_mask={FULL: None, SLIDING: None},  # one query at the end sees all positions
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         ).logits
         return (logits, *present_of(caches))

@@ -83,7 +83,7 @@ class OutputStep(nn.Module):
             decoder_input_ids=tokens,
             decoder_position_ids=positions,
             decoder_attention_mask={FULL: unread, SLIDING: unread},
-            past_key_values=caches,
+            cache=caches,
             use_cache=True,
         ).logits
         return (logits, *present_of(caches))
@@ -154,11 +154,11 @@ def _attend_source(
 
 
 def _attend_output(
-    self: Any, hidden_states: Tensor, position_embeddings: Any, past_key_values: Any, **_: Any
+    self: Any, hidden_states: Tensor, position_embeddings: Any, cache: Any, **_: Any
 ) -> tuple[Tensor, None, None]:
     query, key = rotate(_queries(self, hidden_states), _keys(self, hidden_states), *position_embeddings)
     value = _by_head(self, self.v_proj(hidden_states))
-    key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+    key, value = cache.self_attention_cache.update(key, value, self.layer_idx)
     return _attended(self, query, key, value, None), None, None
 
 

@@ -87,8 +87,8 @@ def _row(model: Any, run: dict[str, Any], row: int, history: Array) -> Array:
         found = model(
             encoder_outputs=states,
             decoder_input_ids=torch.tensor([[token]]),
-            past_key_values=past,
+            cache=past,
             use_cache=True,
         )
-        past = found.past_key_values
+        past = found.cache
     return found.logits[0, -1].double().numpy()

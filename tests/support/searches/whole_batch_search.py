@@ -1,4 +1,4 @@
-"""Reference searches as in transformers 5.23: the batch stops as a whole, without compaction."""
+"""Reference searches as in transformers 5.24: the batch stops as a whole, without compaction."""
 
 from __future__ import annotations
 
