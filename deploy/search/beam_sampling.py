@@ -90,6 +90,7 @@ class BeamSampleSearch(BeamSearch):
         weights: Floats = np.exp(scores.astype(np.float64) - (best if best > -np.inf else 0))
         assert isinstance(place.state, DrawnBeams)
         chosen = drawn_in_turn(weights, place.state.uniforms[int(self.lengths[index]) - place.P])
+        chosen = np.sort(chosen)  # of equal scores the lower beam and token come first
         chosen = chosen[np.argsort(-scores[chosen], kind="stable")]
         if len(chosen) < count:
             order = np.argsort(-scores, kind="stable")

@@ -321,13 +321,17 @@ DRAW = """
     least = Constant <value = double {-1e300}> ()
     cannot_come = IsInf (summed)
     drawable = Where (cannot_come, least, keys)
-    drawn_keys, places = TopK <axis = -1, largest = 1, sorted = 1> (drawable, K1)
-    drawn_scores = GatherElements <axis = 1> (summed, places)
+    drawn_keys, places_as_drawn = TopK <axis = -1, largest = 1, sorted = 1> (drawable, K1)
+    drawn_places, by_place = TopK <axis = -1, largest = 0, sorted = 1> (places_as_drawn, K1)
+    scores_by_place = GatherElements <axis = 1> (summed, drawn_places)
+    drawn_scores, by_score = TopK <axis = -1, largest = 1, sorted = 1> (scores_by_place, K1)
+    places = GatherElements <axis = 1> (drawn_places, by_score)
     drawn_beams = Div (places, listed_scalar)
     drawn_tokens = GatherElements <axis = 1> (tokens_by_sample, places)
 """
 """Draws K of a sample's continuations one after another, each by its share of what is left: the K largest of
-log-probability plus Gumbel noise (Gumbel 1954; without replacement: Yellott 1977, Kool et al. 2019, 1903.06059)."""
+log-probability plus Gumbel noise (Gumbel 1954; without replacement: Yellott 1977, Kool et al. 2019, 1903.06059). They
+go on in the order of their scores."""
 
 STEP_ENDS = """
     is_end_or_last = Or (is_end, is_last)

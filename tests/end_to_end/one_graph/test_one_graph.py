@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.bundles.demo import demo_bundle
 from support.one_graph import OneGraph
 from support.references.causal_runs import runs
 from support.references.generate_runs import SETTINGS, runs_of
+from support.searches.chi_square import MOST, chi_square
 from support.slow_cases import slow_unless
 from tightbeam.deploy import Runner
 from tightbeam.deploy.generation.sampling import Sampling
@@ -212,26 +214,47 @@ def first_tokens(graph: OneGraph, source: dict[str, Array], count: int, **settin
         pytest.param({"top_k": 0, "temperature": 0.7}, marks=pytest.mark.slow),
     ],
 )
-def test_draws_have_the_distribution_of_the_scores(demo: tuple[Runner, OneGraph], settings: dict[str, Any]) -> None:
+def test_draws_have_the_distribution_of_the_scores(bundles: BundleCache, settings: dict[str, Any]) -> None:
     """The share of each token among 2,000 draws is its probability, within four standard deviations."""
-    runner, graph = demo
+    runner, graph = Runner.load(bundles("dedup", "t5"), threads=1), OneGraph(bundles("dedup", "t5"))
     settings = {"temperature": 1.3, "seed": 11, **settings}
     ids, mask = np.array([[40, 41, 42, 43]]), np.ones((1, 4), np.int64)
     count = 2000
     drawn = first_tokens(graph, {"input_ids": ids, "attention_mask": mask}, count, **settings)
     probabilities = _probabilities(runner, ids, mask, settings)
+    assert probabilities.max() < 0.5
     for token in np.union1d(np.flatnonzero(probabilities > 1e-3), drawn):
         share, expected_share = (drawn == token).mean(), probabilities[token]
         assert abs(share - expected_share) <= 4 * np.sqrt(expected_share * (1 - expected_share) / count) + 1e-3, token
 
 
+def test_beams_are_drawn_best_first(bundles: BundleCache) -> None:
+    """With one new token, the best of the four continuations that two beams draw is returned."""
+    runner, graph = Runner.load(bundles("dedup", "t5"), threads=1), OneGraph(bundles("dedup", "t5"))
+    ids, mask = np.array([[40, 41, 42, 43]]), np.ones((1, 4), np.int64)
+    settings = {"top_k": 6, "temperature": 3.0}
+    probabilities = _probabilities(runner, ids, mask, settings)
+    assert np.count_nonzero(probabilities) == 6
+    expected = np.zeros(len(probabilities))
+    for order in permutations(np.flatnonzero(probabilities).tolist(), 4):
+        own = probabilities[list(order)]
+        expected[max(order, key=lambda token: probabilities[token])] += np.prod(own / (1 - np.cumsum([0, *own[:3]])))
+    asked = {"num_beams": 2, "max_new_tokens": 1, **settings}
+    source = {"input_ids": ids, "attention_mask": mask}
+    drawn = [graph.generate(source, seed=seed, **asked).sequences[0, -1] for seed in range(600)]
+    counts = np.bincount(drawn, minlength=len(expected))
+    assert chi_square(counts, expected) < MOST
+    again = [runner.generate(ids, mask, do_sample=True, seed=seed, **asked).sequences[0, -1] for seed in range(600)]
+    assert chi_square(np.bincount(again, minlength=len(expected)), expected) < MOST
+
+
 def _probabilities(runner: Runner, ids: Array, mask: Array, settings: dict[str, Any]) -> Array:
-    """The probabilities [vocabulary] of the first token by the rule of a runner's draws, from its 1,024 best scores."""
+    """The probabilities [vocabulary] of the first token by the rule of a runner's draws."""
     scores = np.full(runner.manifest.sizes.vocabulary, -np.inf, np.float32)
     best = runner.generate(
         *(ids, mask),
         **{"num_beams": 1, "max_new_tokens": 1, "return_token_scores": True},
-        return_alternatives=1024,
+        return_alternatives=len(scores),
     )
     alternatives = best.alternatives
     scores[alternatives.tokens[0, 0]] = alternatives.scores[0, 0]

@@ -14,7 +14,7 @@ FEWEST = 5.0
 
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     """Pearson's statistic as standard deviations of a normal distribution (Wilson and Hilferty 1931); infinite for an
-    outcome that cannot be drawn."""
+    outcome that cannot be drawn, and 0 if the outcome is certain."""
     kept = probabilities > 0
     if counts[~kept].any():
         return float("inf")
@@ -25,5 +25,7 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
         counts = np.append(counts[~rare], counts[rare].sum())
     statistic = ((counts - expected) ** 2 / expected).sum()
     freedom = len(expected) - 1
+    if freedom == 0:
+        return 0.0
     spread = 2 / (9 * freedom)
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
