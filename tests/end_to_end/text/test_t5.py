@@ -54,23 +54,26 @@ def test_trace_has_tables_and_no_logarithm(bundles: BundleCache, family: str) ->
         assert "Range" not in {node.op for node in rewritten.decoder.nodes}
 
 
-SHAPES: tuple[dict[str, Any], ...] = (
-    {  # T5-3B: key heads together wider than the model, as those of the tests' umT5
-        **{"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu"},
-        **{"num_layers": 1, "num_decoder_layers": 1},
-    },
-    {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},  # T5 1.1 and Flan-T5, which are built as mT5
-    {"num_heads": 1, "d_kv": 36, "num_layers": 1, "num_decoder_layers": 1},
+UNTIED = {"tie_word_embeddings": False}
+SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "t5",  # T5-3B: key heads together wider than the model, as those of the tests' umT5
+        {"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu", "num_layers": 1, "num_decoder_layers": 1},
+    ),
+    ("t5", {**UNTIED, "feed_forward_proj": "gated-gelu"}),  # T5 1.1 and Flan-T5, which are built as mT5
+    ("t5", {"num_heads": 1, "d_kv": 36, "num_layers": 1, "num_decoder_layers": 1}),
+    ("umt5", {**UNTIED, "num_layers": 1, "num_decoder_layers": 1}),  # logits that are not scaled
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes_and_heads(bundles: BundleCache, shape: dict[str, Any]) -> None:
-    model = bundles.trace("t5", seed=4, **shape)[0].model
+@pytest.mark.parametrize(("family", "shape"), SHAPES, ids=str)
+def test_shapes_and_heads(bundles: BundleCache, family: str, shape: dict[str, Any]) -> None:
+    model = bundles.trace(family, seed=4, **shape)[0].model
     assert (model.lm_head.weight is model.shared.weight) == ("tie_word_embeddings" not in shape)
+    assert model.config.scale_decoder_outputs == ("tie_word_embeddings" not in shape)
     for variant in PRESETS:
-        runner = Runner.load(bundles(variant, "t5", seed=4, **shape), threads=1)
+        runner = Runner.load(bundles(variant, family, seed=4, **shape), threads=1)
         expect_equal(runner, model, runs_of(runner, SETTINGS[4:9]))
 
 
