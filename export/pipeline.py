@@ -77,6 +77,8 @@ from tightbeam.export.options import ExportOptions
 from tightbeam.export.preparation import Preparation, check_memory, run_of
 from tightbeam.export.progress import STEPS
 from tightbeam.export.tables import caches_table, divergences_table, inexact_options, products_table
+from tightbeam.export.tracing.tested_release import advice_for_another_release
+from tightbeam.export.tracing.torch_export import REPORT
 from tightbeam.export.writing.bundle_files import write_files
 from tightbeam.export.writing.graphs import weight_bytes
 from tightbeam.graph_passes import (
@@ -85,6 +87,7 @@ from tightbeam.graph_passes import (
     SOURCE,
     LayerPlan,
     ModelGraphs,
+    PassError,
     PassResult,
     RunSize,
     needs_guard,
@@ -241,9 +244,19 @@ def _generate(export: _Export) -> None:
 
 
 def _trace(export: _Export) -> None:
-    """Trace the model once; every variant is a rewrite of this trace."""
+    """Trace the model once; every variant is a rewrite of this trace.
+
+    Raises ExportError for any failure if the installed transformers is another release than the tested one.
+    """
     export.on_step(TRACING)
-    export.canonical = trace(export.checkpoint)
+    try:
+        export.canonical = trace(export.checkpoint)
+    except Exception as error:
+        advice = advice_for_another_release()
+        if not advice:
+            raise
+        reason = str(error) if isinstance(error, (ExportError, PassError)) else first_line(error)
+        raise ExportError(f"{reason.removesuffix(f'; {REPORT}')}; {advice}") from error
     export.alignment = choose_alignment(export.checkpoint, export.preparation.calibration)
     if export.alignment is not None:
         export.canonical.alignment_heads = export.alignment.heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from tightbeam.export.checkpoint.load import load_checkpoint
 from tightbeam.export.checkpoint.sample_texts import SAMPLE_TEXTS
 from tightbeam.export.one_graph import search
 from tightbeam.export.progress import STEPS
+from tightbeam.export.tracing import tested_release
+from tightbeam.export.tracing.tested_release import TESTED
 from tightbeam.graph_passes import LayerPlan, ModelGraphs, PassResult, rewrite
 
 
@@ -204,6 +207,28 @@ def test_a_panic_after_loading_is_an_error(
     with pytest.raises(ExportError, match=r"a library panicked on this checkpoint, .*no entry found for key"):
         export_model(folder, tmp_path / "out", variant="dedup")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_trace_with_another_transformers_names_the_tested_one(
+    checkpoints: CheckpointCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(checkpoint: object) -> None:
+        raise TypeError("forward() got an unexpected argument")
+
+    monkeypatch.setattr(exporter, "trace", fail)
+    with pytest.raises(TypeError, match="unexpected argument"):
+        export_model(checkpoints("bart"), tmp_path / "out", variant="dedup")
+    monkeypatch.setattr(tested_release, "version", {"transformers": "5.99.1"}.get)
+    advice = rf"^TypeError: .* argument; transformers 5.99.1 is .* tested with {TESTED}: pip install 'transformers=="
+    with pytest.raises(ExportError, match=advice):
+        export_model(checkpoints("bart"), tmp_path / "out", variant="dedup")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_tested_transformers_is_the_one_that_is_installed() -> None:
+    root = Path(__file__).parents[2]
+    assert re.search(rf"^transformers=={re.escape(TESTED)}\.\d+$", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert f'"transformers>={TESTED},<6"' in (root / "pyproject.toml").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
