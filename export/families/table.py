@@ -173,4 +173,12 @@ FAMILIES: tuple[Family, ...] = (
     Causal(model_type="olmo3", architecture="Olmo3ForCausalLM", key_norm=True),
     # StarCoder2 (Lozhkov et al. 2024): biases everywhere, a plain feed-forward part, and a window.
     Causal(model_type="starcoder2", architecture="Starcoder2ForCausalLM", gated=False),
+    # EXAONE 4 (LG AI Research 2025): OLMo 3 with a norm of each head, whose layers without a window are not rotated.
+    Causal(model_type="exaone4", architecture="Exaone4ForCausalLM", key_norm=True),
+    # Apertus (Swiss AI 2025): Llama with a norm of each head, and a plain feed-forward part of xIELU.
+    Causal(model_type="apertus", architecture="ApertusForCausalLM", key_norm=True, gated=False),
+    # Seed-OSS (ByteDance Seed 2025): Llama with biases on queries, keys and values, and heads wider than the model.
+    Causal(model_type="seed_oss", architecture="SeedOssForCausalLM"),
+    # Jais 2 (MBZUAI 2025): layer norms, biases everywhere, and a plain feed-forward part of squared ReLU.
+    Causal(model_type="jais2", architecture="Jais2ForCausalLM", gated=False),
 )

@@ -37,6 +37,9 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "phi": ("gpt_neox",),  # a part of each head rotated, attention beside the feed-forward part, biases
     "stablelm": ("gpt_neox",),  # layer norms, a part of each head rotated
     "granite": ("gemma3_text",),  # other factors on embeddings, scores, branches and logits
+    "exaone4": ("gemma3_text", "llama"),  # norms of each head and after each branch, a window; layers without rotation
+    "seed_oss": ("gpt_neox", "gemma3_text"),  # a bias that is rotated with its keys; heads wider than the model
+    "jais2": ("gpt_neox",),  # layer norms, biases and a plain feed-forward part
     "starcoder2": ("gpt_neox", "gemma3_text"),  # biases and a plain feed-forward part; a window
 }
 """The families that stand for another one in ``make test``, and what they share with it."""

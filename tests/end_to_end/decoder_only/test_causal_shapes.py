@@ -61,6 +61,8 @@ REPEATED: tuple[Shape, ...] = (
     # Another window, and none, which is Llama.
     ("mistral", {"sliding_window": 2}),
     ("mistral", {"sliding_window": None, "num_hidden_layers": 1}),
+    # As the 1.2B: without windows all layers are rotated.
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 )
 QUICK = (SHAPES[6],)
 

@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
     BloomConfig,
     BloomForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -24,6 +28,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Jais2Config,
+    Jais2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -48,6 +54,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     StableLmConfig,
@@ -80,6 +88,10 @@ CAUSAL_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] 
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
+    "exaone4": (Exaone4Config, Exaone4ForCausalLM),
+    "apertus": (ApertusConfig, ApertusForCausalLM),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
+    "jais2": (Jais2Config, Jais2ForCausalLM),
 }
 
 GPT2_SIZES: dict[str, Any] = {"n_embd": 36, "n_layer": 2, "n_head": 3, "n_inner": 50, "n_positions": 64}
@@ -169,6 +181,14 @@ CAUSAL_SIZES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 11,
     },
     "starcoder2": {"sliding_window": 5, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "exaone4": {
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_key_value_heads": 3,
+    },
+    "apertus": {"num_key_value_heads": 3},
+    "seed_oss": {"head_dim": 8},
+    "jais2": {"num_attention_heads": 3, "num_key_value_heads": 3},
 }
 
 

@@ -33,6 +33,7 @@ VARIANTS = {
     "mpt": ("baseline", "dedup", "kcache", "xcache"),
     "phi": ("dedup", "kcache"),
     "stablelm": ("dedup", "kcache"),
+    "jais2": ("dedup", "kcache"),
     "gemma2": ("baseline", "dedup", "kcache"),
     "gemma3_text": ("baseline", "dedup", "kcache"),
 }
