@@ -39,8 +39,9 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.chat.messages import TextSource, check_messages
+from tightbeam.deploy.documents.glossary import Glossary, glossary_of_pairs, pairs_of
 from tightbeam.deploy.documents.known_formats import format_of
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
@@ -459,7 +460,7 @@ class Runner:
         document: str | os.PathLike[str] | bytes,
         *,
         document_format: str | None = None,
-        glossary: str | os.PathLike[str] | None = None,
+        glossary: str | os.PathLike[str] | Mapping[str, str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
         **settings: Any,
     ) -> TranslatedDocument:
@@ -468,11 +469,12 @@ class Runner:
         Parameters
         ----------
         document : str, path or bytes
-            The name of a file, or the content of one.
+            The name of a file (str or path), or the content of one (bytes).
         document_format : str, optional
             Its format: text, markdown, html, subtitles, po or docx; by default that of the ending of its name.
-        glossary : str or path, optional
-            File of terms whose translation is forced: a term and its translation in each line.
+        glossary : str, path, mapping or list of pairs, optional
+            Terms whose translation is forced, with ``|`` between forms: the name of a file with a term and its
+            translation in each line, a mapping such as ``{"house": "Haus|Häuser"}``, or a list of such pairs.
         batch_size : int
             The most sentences that run together.
         **settings
@@ -494,12 +496,18 @@ class Runner:
         """
         check_count("batch_size", batch_size, "sentences")
         self._check_reads_tokens()
-        name = "" if isinstance(document, bytes) else os.fspath(document)
+        name, data = _read(document)
         kind = format_of(name, document_format)
-        data = document if isinstance(document, bytes) else read_document(name)
-        terms = None if glossary is None else glossary_of(self.model, os.fspath(glossary))
+        terms = None if glossary is None else self._glossary(glossary)
         own = DocumentRunner(self.model, self.model.settings.without_effect(settings), batch_size, glossary=terms)
         return own.translate(data, kind)
+
+    def _glossary(self, given: object) -> Glossary | None:
+        """Return the glossary in a file, or of pairs; None if it has no pairs. Raises InputError."""
+        if isinstance(given, (str, os.PathLike)):
+            return glossary_of(self.model, os.fspath(given))
+        codec, pairs = self.model.text.require_tokenizer(), pairs_of(given)
+        return glossary_of_pairs(pairs, codec.encode_output, codec.decode) if pairs else None
 
     def chat(
         self,
@@ -1045,6 +1053,17 @@ class Runner:
                 raise each.failure
             done.append(each)
         return done
+
+
+def _read(document: object) -> tuple[str, bytes]:
+    """Return the name of a document, which is empty for content, and its content. Raises InputError."""
+    if isinstance(document, bytes):
+        return "", document
+    if not isinstance(document, (str, os.PathLike)) or not os.path.exists(document):
+        expected = "pass a path as str or Path, and content as bytes"
+        raise InputError(f"document={short_repr(document)} does not name a file; {expected}")
+    name = os.fspath(document)
+    return name, read_document(name)
 
 
 def _check_texts_alone(options: GenerationOptions) -> None:

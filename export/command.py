@@ -33,7 +33,7 @@ HINTS = {
 }
 """Advice on options of other programs, and on a second argument."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "export-model") -> None:

@@ -89,7 +89,7 @@ def test_commands_page_has_every_command() -> None:
 def test_table_of_a_command_has_every_option(name: str) -> None:
     app = importlib.import_module(command_names()[name].partition(":")[0]).app
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
-    options = re.findall(r"^\W*(--[a-z][a-z-]*)", shown, re.MULTILINE)
+    options = re.findall(r"^(?:│| ) (?:-[a-z], )?(--[a-z][a-z-]*)", shown.partition("Options")[2], re.MULTILINE)
     made = table("command", name)
     listed = [parameter for parameter in first_column(made) if parameter.startswith("--")]
     assert len(listed) >= 2

@@ -19,7 +19,7 @@ from tightbeam.deploy.tries.file import write_trie
 
 __all__ = ["main"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "build-trie") -> None:

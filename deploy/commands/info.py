@@ -11,7 +11,7 @@ from tightbeam.deploy.console import Version, command_line, printable
 
 __all__ = ["main"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "tightbeam info") -> None:

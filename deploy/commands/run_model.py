@@ -81,7 +81,7 @@ HINTS = {
 }
 """Advice on options of other programs, and on settings of ``model.generate`` that have no option."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "run-model") -> None:
@@ -623,7 +623,7 @@ def run_model(
             raise InputError(
                 "--prompt-file is the one input, a text; leave other files, --prompt, --ids and --json-input out"
             )
-        result_format = _checked_format(result_format, json_lines=json_lines, output=output)
+        result_format = _checked_format(result_format, json_lines=json_lines, output=None if document else output)
         subtitles = result_format if result_format in FORMATS else None
         if max_words_per_line is not None and not (return_token_timestamps and subtitles):
             raise InputError("--max-words-per-line needs --word-timestamps and --format srt or vtt; pass both")
@@ -715,12 +715,12 @@ def _raw_format(rate_hz: int | None, kind: str | None, channels: int | None) -> 
     return RawFormat(rate_hz, name, channels or 1)
 
 
-def _checked_format(given: str | None, *, json_lines: bool, output: str) -> str:
-    """Return the format of the results.
+def _checked_format(given: str | None, *, json_lines: bool, output: str | None) -> str:
+    """Return the format of the results. ``output`` is None for documents, whose files may be of subtitles.
 
     Raises InputError if it is unknown, differs from --json, or is not the format of a file of subtitles.
     """
-    ending = Path(output).suffix.lower().removeprefix(".")
+    ending = Path(output or "").suffix.lower().removeprefix(".")
     if ending in ("srt", "vtt") and given is None and not json_lines:
         raise InputError(f"--output {output} is for subtitles; pass --format {ending}, or another --output")
     given = "text" if given == "txt" else given

@@ -24,7 +24,7 @@ __all__ = ["main"]
 RATE_HZ = 16_000
 """Sampling rate at which an audio file is read to check it."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "serve-local") -> None:

@@ -27,7 +27,7 @@ ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 ANY_ORIGIN = "*"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "serve-model") -> None:

@@ -15,7 +15,7 @@ from tightbeam.deploy.model.bundle_facts import facts_of, report_of, workload_of
 
 __all__ = ["main"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "show-bundle") -> None:

@@ -22,7 +22,7 @@ from tightbeam.deploy.serving.repository.shell_commands import (
 
 __all__ = ["main"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main(name: str = "triton-repo") -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "Glossary",
     "Term",
     "glossary_of_pairs",
+    "pairs_of",
     "read_glossary",
     "read_terms",
 ]
@@ -173,6 +174,23 @@ def glossary_of_pairs(
         A pair has no term or no translation, too many forms, or too long ones.
     """
     return Glossary([_of_columns(pair, f"pair {place}") for place, pair in enumerate(pairs, start=1)], encode, decode)
+
+
+def pairs_of(given: object) -> list[tuple[str, str]]:
+    """Return the pairs of a mapping, or of a list of pairs, of terms and their translations.
+
+    Raises InputError if it is neither, or has too many terms.
+    """
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    expected = 'pass the name of a file, {"house": "Haus|Häuser"}, or [("house", "Haus|Häuser")]'
+    if not isinstance(pairs, (list, tuple)):
+        raise InputError(f"glossary={short_repr(given)} is not a list of terms; {expected}")
+    if len(pairs) > MOST_TERMS:
+        raise InputError(f"the glossary has more than {MOST_TERMS:,} terms; pass those of one subject")
+    for place, pair in enumerate(pairs, start=1):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+            raise InputError(f"pair {place} of the glossary is {short_repr(pair)}, not two texts; {expected}")
+    return [(source, target) for source, target in pairs]
 
 
 def _term(line: str, place: str) -> Term:

@@ -50,7 +50,7 @@ def spaced(text: str) -> str:
 
 def moved_marks(
     text: str, marks: Sequence[Mark], new: str, parts: Sequence[Part], translations: Mapping[str, str]
-) -> tuple[Mark, ...]:
+) -> tuple[tuple[Mark, ...], list[Mark]]:
     """Move marks from a text to its translation.
 
     Parameters
@@ -68,6 +68,9 @@ def moved_marks(
     -------
     tuple of Mark
         The marks, nested as before, in the order of the translation.
+    list of Mark
+        Those of ``marks`` that are left out (their ends are empty): they need text, and there is none inside of them,
+        or they touch others with the same signs, with which Markdown would read them as one.
     """
     inside: list[list[int]] = [[] for _ in marks]  # the marks directly inside each mark
     outermost: list[int] = []
@@ -76,16 +79,26 @@ def moved_marks(
         path[mark.depth] = number
         (inside[path[mark.depth - 1]] if mark.depth else outermost).append(number)
     moved: list[Mark] = []
+    left_out: list[Mark] = []
+    ends: set[tuple[int, str]] = set()  # where markup that needs text ends, and its signs
     waiting = _within(text, marks, outermost, new, parts, translations, 0, len(new))
     while waiting:
         number, begin, end = waiting.pop()
         mark = marks[number]
-        opening = mark.opening
+        opening, closing = mark.opening, mark.closing
+        if mark.needs_text and text[mark.begin : mark.end].strip():
+            begin += len(new[begin:end]) - len(new[begin:end].lstrip())
+            end -= len(new[begin:end]) - len(new[begin:end].rstrip())
+            if begin == end or (begin, opening) in ends:
+                left_out.append(mark)
+                opening = closing = ""
+            else:
+                ends.add((end, opening))
         if begin == end and not mark.closing and _apart(text, mark.begin) and not new[begin : begin + 1].isspace():
             opening += " "
-        moved.append(replace(mark, begin=begin, end=end, opening=opening))
+        moved.append(replace(mark, begin=begin, end=end, opening=opening, closing=closing))
         waiting += _within(text, marks, inside[number], new, parts, translations, begin, end)
-    return tuple(moved)
+    return tuple(moved), left_out
 
 
 def _apart(text: str, place: int) -> bool:

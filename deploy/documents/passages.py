@@ -29,6 +29,11 @@ class Mark:
     closing: str = ""
     depth: int = 0
 
+    @property
+    def needs_text(self) -> bool:
+        """True if both ends look the same, such as Markdown's ``**``: they are markup only around a text."""
+        return self.opening != "" and self.opening == self.closing
+
 
 @dataclass(frozen=True)
 class Passage:

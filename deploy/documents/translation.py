@@ -159,7 +159,8 @@ def translation(passages: Sequence[Passage], how: Translator) -> Rounds:
         by_passage[own.passage].append(own)
     each = list(zip(passages, by_passage, strict=True))
     reports = [[report for own in owns for report in _reports(own, passage.place)] for passage, owns in each]
-    return Translated([_joined(passage, owns, translations) for passage, owns in each], reports)
+    joined = [_joined(*both, translations, notes) for both, notes in zip(each, reports, strict=True)]
+    return Translated(joined, reports)
 
 
 def next_step(rounds: Rounds, results: Sequence[Translation | ValueError] | None = None) -> list[Piece] | Translated:
@@ -301,8 +302,10 @@ def _quoted(text: str) -> str:
     return f'"{text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"}"'
 
 
-def _joined(passage: Passage, sentences: Sequence[_Sentence], translations: Mapping[str, str]) -> NewText:
-    """Join the translated sentences of a passage, and move its marks."""
+def _joined(
+    passage: Passage, sentences: Sequence[_Sentence], translations: Mapping[str, str], reports: list[str]
+) -> NewText:
+    """Join the translated sentences of a passage, and move its marks. Those that are left out are reported."""
     if all(own.target == own.source for own in sentences):
         return NewText(passage.text, passage.marks)
     parts: list[Part] = []
@@ -317,7 +320,10 @@ def _joined(passage: Passage, sentences: Sequence[_Sentence], translations: Mapp
         new += own.target
         end = own.end
     new += passage.text[end:]
-    marks = moved_marks(passage.text, passage.marks, new, parts, translations)
+    marks, left_out = moved_marks(passage.text, passage.marks, new, parts, translations)
+    for mark in left_out:
+        about = f"{passage.place}: {_quoted(spaced(passage.text[mark.begin : mark.end]))}"
+        reports.append(f"{about} lost its markup {mark.opening}, which has no place in the translation")
     return NewText(_wrapped(new, passage.text), marks)
 
 

@@ -46,7 +46,8 @@ def check_combinations(settings: Settings, options: GenerationOptions) -> None:
     beams = options.num_beams
     if options.num_return_sequences > beams:
         problem = f"is more than num_beams={beams} can give"
-        raise settings.error("num_return_sequences", problem, fix=f"pass {beams} or less")
+        fix = Fix(f"pass {beams} or less, or {{}}", Setting("num_beams", options.num_return_sequences))
+        raise settings.error("num_return_sequences", problem, fix=fix)
     if options.candidates > options.vocab_size and options.sampling is None:
         raise _too_many_candidates(settings, options)
     for name in ("forced_bos_token_id", "forced_eos_token_id"):

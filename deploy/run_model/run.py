@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 from tightbeam.deploy.bundle.operators import operators_note
@@ -52,7 +53,7 @@ from tightbeam.deploy.run_model.record import RunRecord, bundle_digest, settings
 from tightbeam.deploy.run_model.result_folder import ResultFolder, names_folder
 from tightbeam.deploy.run_model.resume import WrittenResults, read_written
 from tightbeam.deploy.run_model.streamed_line import StreamedLine
-from tightbeam.deploy.run_model.subtitles import SubtitleWriter
+from tightbeam.deploy.run_model.subtitles import FORMATS, SubtitleWriter
 from tightbeam.deploy.run_model.summary import RunSummary
 
 __all__ = ["run_files"]
@@ -355,6 +356,9 @@ class _Run:
         if several and run.output == STDOUT:
             raise InputError(f"--format {run.subtitles} with several recordings needs --output FOLDER; pass it")
         if several and not names_folder(run.output):
+            if Path(run.output).suffix.lower().removeprefix(".") in FORMATS:
+                problem = f"--output {run.output} names one file, and several recordings have a file of subtitles each"
+                raise InputError(f"{problem}; pass --output FOLDER/")
             self._make_folder(run.subtitles)
 
     def _check_folder(self, whole: bool) -> None:

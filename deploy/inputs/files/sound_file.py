@@ -432,7 +432,7 @@ class SoundFile:
         if isinstance(error, MemoryError):
             return UnreadableError(f"FFmpeg needs more than {self._most_bytes >> 20} MiB at once for it")
         if isinstance(error, self._av.InvalidDataError | self._av.ArgumentError):
-            return UnreadableError("its format is not one that is read, or its header is broken")
+            return UnreadableError("its format is not one that is read, or its header or index is broken or missing")
         if isinstance(error, EOFError):
             return UnreadableError("it breaks off before its sound")
         return UnreadableError(getattr(error, "strerror", None) or first_line(error))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Busy", "HttpError", "ModelUnknown", "RequestFailed", "openai_error", "plain_error", "refused"]
+__all__ = ["Busy", "HttpError", "ModelUnknown", "RequestFailed", "openai_error", "plain_error", "refused", "told_of"]
+
+TOO_MANY_SEQUENCES = r"num_return_sequences={} \(.* can give"
+"""The worker's refusal of more sequences than there are beams, with their number in place of ``{}``."""
 
 
 class HttpError(Exception):
@@ -57,6 +63,27 @@ class ModelUnknown(HttpError):
 def refused(field: str, problem: str) -> HttpError:
     """Return the error for a field that is wrong, or that is not supported."""
     return HttpError(400, f"{field} {problem}", param=field)
+
+
+@contextmanager
+def told_of(field: str, pattern: str, problem: str = "") -> Iterator[None]:
+    """Name the field that the client sent in an error of the worker.
+
+    Parameters
+    ----------
+    field
+        The client's field.
+    pattern
+        The beginning of the worker's refusals that are about it, a regular expression.
+    problem
+        What is said in their place; by default their own message.
+    """
+    try:
+        yield
+    except RequestFailed as error:
+        if error.status != 400 or not re.match(pattern, error.message):
+            raise
+        raise HttpError(400, f"{field} {problem}" if problem else error.message, param=field) from None
 
 
 def openai_error(error: HttpError) -> dict[str, Any]:

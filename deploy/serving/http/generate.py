@@ -22,12 +22,14 @@ from tightbeam.deploy.serving.dispatch.tensors import tensors_of, tensors_of_eve
 from tightbeam.deploy.serving.http.errors import HttpError, plain_error, refused
 from tightbeam.deploy.serving.http.model import ServedModel, padded, texts
 from tightbeam.deploy.serving.http.streams import event_stream, json_text, while_connected
+from tightbeam.deploy.serving.protocol.encoded import as_upload
 from tightbeam.deploy.serving.protocol.messages import Row
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, MESSAGES, TEXT
 
 __all__ = ["body_fields", "generate_routes", "json_fields"]
 
-STRINGS = (TEXT, MESSAGES, AUDIO_FILE, IMAGE)
+FILES = (AUDIO_FILE, IMAGE)
+STRINGS = (TEXT, MESSAGES, *FILES)
 NUMBERS: Mapping[str, type] = {INPUT_IDS: np.int64, AUDIO: np.float32}
 MOST_FIELDS = 64
 """Fields of a form."""
@@ -77,7 +79,8 @@ async def body_fields(request: Request, files: Collection[str] = ()) -> dict[str
                 if isinstance(each, UploadFile):
                     if name not in files:
                         raise refused(name[:100], "is a file, expected a text")
-                    fields[name] = await each.read()
+                    data = await each.read()
+                    fields[name] = as_upload(data) if name in FILES else data
             return fields
     body = await request.body()
     if kind.startswith("application/x-www-form-urlencoded") and not body.lstrip().startswith(b"{"):  # as curl -d says

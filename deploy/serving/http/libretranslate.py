@@ -6,6 +6,7 @@ Source: LibreTranslate's API reference, version 1.7.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +22,30 @@ from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary,
 from tightbeam.deploy.documents.known_formats import formats
 from tightbeam.deploy.documents.passages import Document, NewText
 from tightbeam.deploy.documents.translation import Piece, Translation, Translator, next_step, translation
-from tightbeam.deploy.errors import InputError
-from tightbeam.deploy.generation.fields import ATTENTION
+from tightbeam.deploy.errors import JSON, Fix, InputError, first_line
+from tightbeam.deploy.generation.fields import ATTENTION, FIELDS
+from tightbeam.deploy.generation.layers import GENERATION_CONFIG
+from tightbeam.deploy.generation.renamed_settings import advice_on
 from tightbeam.deploy.generation.scoring import MOST_ALTERNATIVES
+from tightbeam.deploy.generation.settings import OTHERS
 from tightbeam.deploy.generation.translation import AUTO
 from tightbeam.deploy.inputs.documents import translation_of
+from tightbeam.deploy.inputs.json_line import json_value
 from tightbeam.deploy.inputs.output import Output
-from tightbeam.deploy.serving.http.errors import HttpError, RequestFailed, refused
+from tightbeam.deploy.serving.dispatch.responder import deadline_of
+from tightbeam.deploy.serving.http.errors import (
+    TOO_MANY_SEQUENCES,
+    HttpError,
+    ModelUnknown,
+    RequestFailed,
+    refused,
+    told_of,
+)
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import API_KEY
 from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import while_connected
-from tightbeam.deploy.serving.protocol.parameters import default_beams
+from tightbeam.deploy.serving.protocol.parameters import DEADLINE, default_beams
 from tightbeam.deploy.serving.protocol.tensors import TEXT
 from tightbeam.deploy.text.languages import DetectedLanguage, DetectorMissing, likely_languages, short_codes
 from tightbeam.deploy.text.tokenizer import SPECIAL_TOKENS, fits
@@ -49,6 +62,21 @@ FORCED_TOGETHER = 4
 """The most sentences with forced words of their own that a request runs at a time."""
 SEPARATOR = re.compile(r"[,\t\r\n]")
 """A sign of a glossary's lines, which the name of a glossary has not."""
+PAIRS = 'pass pairs, such as [["house", "Haus|Häuser"]]'
+"""The fix of a glossary that is wrong."""
+OWN = frozenset({"q", "source", "target", "format", "alternatives", "glossary", "model", API_KEY})
+"""Fields of /translate that are no settings."""
+ELSEWHERE = {
+    "source_language": "pass source",
+    "target_language": "pass target",
+    "num_return_sequences": "pass alternatives",
+    FORCED: "pass glossary",
+    GENERATION_CONFIG: "pass its settings as fields",
+    **dict.fromkeys(("return_token_scores", "return_alternatives", ATTENTION), "send the text to /generate"),
+}
+"""Settings that /translate does not take, and what to do in place of each."""
+SETTINGS = {own.name for own in FIELDS if not own.of_checkpoint} | OTHERS | {"truncate", DEADLINE}
+"""Settings of which the worker says whether the model has them."""
 MOST_FOUND, LEAST = 5, 0.01
 """The most languages that /detect lists, and the least probability of all but the first."""
 
@@ -105,6 +133,7 @@ def translation_routes(
     async def translate(request: Request) -> Response:
         fields = await body_fields(request)
         _check_key(request, fields)
+        own_settings = _settings(fields)
         given, several = _texts(fields.get("q"))
         if sum(map(len, given)) > MOST_CHARACTERS:
             raise refused("q", f"has more than {MOST_CHARACTERS:,} characters; send it in pieces")
@@ -113,13 +142,16 @@ def translation_routes(
             raise refused("format", f"is {str(kind)[:40]!r}, expected text or html")
         wanted = _count(fields.get("alternatives", 0))
         asked, target = (str(fields.get(name) or "") for name in ("source", "target"))
-        own = {name: each for name, each in languages.items() if fields.get("model") in (None, "", name)}
+        own = _asked_for(languages, fields.get("model"))
+        if not target:
+            raise refused("target", "is missing; send the language to translate to, GET /languages has the pairs")
         source = asked
         about: dict[str, Any] = {}
         if asked in ("", AUTO) and (sources := _sources(own, target)):
             (found, *_) = await _detected(given, sources, html=kind == "html")
             source, about = found["language"], {"detectedLanguage": [found] * len(given) if several else found}
-        name, settings = _chosen(own, source, target)
+        name, of_languages = _chosen(own, source, target)
+        settings = own_settings | of_languages
         if kind == "html" and wanted:
             raise refused("alternatives", "is for format=text; leave it out")
         terms = fields.get("glossary") or None
@@ -134,8 +166,11 @@ def translation_routes(
                 about["reports"] = reports if several else reports[0]
             return JSONResponse(about)
         settings["num_return_sequences"] = wanted + 1
-        settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
-        outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
+        if settings.get("num_beams") is None:
+            settings["num_beams"] = max(wanted + 1, default_beams(models[name].manifest.generation))
+        problem = f"is {wanted}, which needs num_beams of at least {wanted + 1}; pass that, or leave num_beams out"
+        with told_of("alternatives", TOO_MANY_SEQUENCES.format(wanted + 1), problem):
+            outputs = await while_connected(request, models[name].outputs({TEXT: texts(given)}, settings))
         rows = [output.texts or [] for output in outputs]
         best, others = [each[0] for each in rows], [each[1:] for each in rows]
         about["translatedText"] = best if several else best[0]
@@ -154,6 +189,9 @@ def translation_routes(
     async def detect(request: Request) -> Response:
         fields = await body_fields(request)
         _check_key(request, fields)
+        for name in fields:
+            if name not in ("q", API_KEY):
+                raise refused(name[:100], f"is not a field of /detect, which has q and {API_KEY}; remove it")
         given, _ = _texts(fields.get("q"))
         return JSONResponse(await _detected(given, _sources(languages) or _no_translator(), html=False))
 
@@ -168,6 +206,19 @@ def _check_key(request: Request, fields: Mapping[str, Any]) -> None:
     """Raise HttpError unless the request's header or its field ``api_key`` had a key, if the server has keys."""
     if getattr(request.state, "without_key", False) and not request.state.limits.allows(str(fields.get(API_KEY, ""))):
         raise HttpError(403, f"the key is missing or wrong; send it as the field {API_KEY}")
+
+
+def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the fields of /translate. Raises HttpError for one that is neither."""
+    settings = {name: value for name, value in fields.items() if name not in OWN}
+    for name in settings:
+        if name in ELSEWHERE:
+            raise refused(name, f"is not for /translate; {ELSEWHERE[name]}")
+        if name not in SETTINGS:
+            advice = advice_on(name[:100], OWN | SETTINGS - ELSEWHERE.keys())
+            fix = advice.written_for(JSON) if isinstance(advice, Fix) else advice
+            raise refused(name[:100], f"is neither a field of /translate nor a setting of model.generate; {fix}")
+    return settings
 
 
 def _texts(given: Any) -> tuple[list[str], bool]:
@@ -189,14 +240,19 @@ class _Made:
 
 
 def _glossary(model: ServedModel, given: Any, named: Mapping[str, Sequence[Term]]) -> Glossary:
-    """Read a request's glossary: pairs of a term and its translation, the lines of a glossary's file, or the name of
-    one of the server's.
+    """Read a request's glossary: pairs of a term and its translation, also as JSON in a text, the lines of a
+    glossary's file, or the name of one of the server's.
 
     Raises HttpError.
     """
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            given = json_value(given)
+        except (ValueError, RecursionError) as error:
+            raise refused("glossary", f"begins with [ and is not JSON ({first_line(error)}); {PAIRS}") from None
     pairs = given if isinstance(given, list) and all(map(_is_pair, given)) else None
     if pairs is None and not isinstance(given, str):
-        raise refused("glossary", 'is not a list of pairs, such as [["house", "Haus|Häuser"]]; correct it')
+        raise refused("glossary", f"is not a list of pairs of texts; {PAIRS}")
     codec = model.codec
     if codec is None:
         raise refused("glossary", "needs a model with a tokenizer; leave it out")
@@ -231,12 +287,14 @@ async def _documents(
     glossary: Glossary | None = None,
 ) -> list[_Made]:
     """Translate documents, the sentences of all of them together. Raises HttpError."""
-    how = Translator(language.split("-")[0], partial(_fits, model), glossary, model.gives_attention)
+    aligns = model.gives_attention and "num_beam_groups" not in settings
+    how = Translator(language.split("-")[0], partial(_fits, model), glossary, aligns)
+    deadline_s = min(model.deadline_s, deadline_of(json.dumps(settings)))
     try:
-        async with asyncio.timeout(model.deadline_s):
+        async with asyncio.timeout(deadline_s):
             return await _in_rounds(model, given, kind, how, settings)
     except TimeoutError:
-        problem = f"the texts were not translated within {model.deadline_s:g} s; send them in pieces"
+        problem = f"the texts were not translated within {deadline_s:g} s; send them in pieces"
         raise RequestFailed(problem, client_error=False) from None
     except InputError as error:
         raise HttpError(400, str(error), param="q") from None
@@ -327,7 +385,7 @@ async def _aligned(model: ServedModel, pieces: Sequence[Piece], outputs: Sequenc
 async def _with_words(model: ServedModel, piece: Piece, settings: Mapping[str, Any]) -> Translation | ValueError:
     """Translate a sentence with its forced words; return the error if they cannot be forced. Raises HttpError."""
     own: dict[str, Any] = {**settings, FORCED: piece.forced}
-    if default_beams(model.manifest.generation) == 1:
+    if str(settings.get("num_beams") or default_beams(model.manifest.generation)) == "1":
         own["num_beams"] = FORCING_BEAMS
     try:
         (output,) = await model.outputs({TEXT: texts([piece.text])}, own)
@@ -379,17 +437,24 @@ def _no_translator() -> NoReturn:
     raise HttpError(404, "no model here translates; start the server with a translator, or see --pair")
 
 
+def _asked_for(languages: Mapping[str, Languages], name: Any) -> Mapping[str, Languages]:
+    """Return the translator that a request names, or all if it names none. Raises HttpError."""
+    if not languages:
+        _no_translator()
+    if name in (None, ""):
+        return languages
+    if not isinstance(name, str) or name not in languages:
+        raise ModelUnknown(f"no translator is named {str(name)[:100]!r}; pass one of {', '.join(languages)}")
+    return {name: languages[name]}
+
+
 def _chosen(languages: Mapping[str, Languages], source: str, target: str) -> tuple[str, dict[str, Any]]:
     """Return the name of the model that translates, and its settings of languages."""
     for name, own in languages.items():
         if (settings := own.settings(source, target)) is not None:
             return name, settings
-    if not languages:
-        _no_translator()
-    raise HttpError(
-        400,
-        f"no model translates from {source[:40] or AUTO} to {target[:40] or 'nothing'}; GET /languages has the pairs",
-    )
+    problem = f"no model translates from {source[:40] or AUTO} to {target[:40]}; GET /languages has the pairs"
+    raise HttpError(400, problem)
 
 
 def _name(code: str) -> str:

@@ -30,11 +30,11 @@ from tightbeam.deploy.inputs.sources import SourceReader
 from tightbeam.deploy.inputs.windows import WindowReader
 from tightbeam.deploy.model.model import Model
 from tightbeam.deploy.scheduling.sample import Sample
+from tightbeam.deploy.serving.protocol.encoded import file_bytes
 from tightbeam.deploy.serving.protocol.messages import Request
 from tightbeam.deploy.serving.protocol.named_files import NO_FILES, NamedFiles
 from tightbeam.deploy.serving.protocol.parameters import DEADLINE, MAX_PARAMETER_BYTES
 from tightbeam.deploy.serving.protocol.tensors import AUDIO, AUDIO_FILE, IMAGE, INPUT_IDS, LENGTHS, MESSAGES, TEXT
-from tightbeam.deploy.serving.worker.encoded import file_bytes
 from tightbeam.deploy.serving.worker.glossaries import (
     GLOSSARY,
     TermsInput,

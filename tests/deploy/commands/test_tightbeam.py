@@ -93,7 +93,7 @@ def test_completion(words: str, expected: list[str]) -> None:
 @pytest.mark.parametrize("coloured", [True, False])
 def test_no_color(coloured: bool) -> None:
     environment = {"FORCE_COLOR": "1", "TERM": "xterm"} | ({} if coloured else {"NO_COLOR": "1"})
-    done = tightbeam("run", "--help", **environment)
+    done = tightbeam("--help", **environment)
     assert bool(re.search(r"\x1b\[[\d;]*3\d", done.stdout)) == coloured
 
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from support.documents import drive, translate
 from tightbeam.deploy.documents.format import MOST_BYTES
 from tightbeam.deploy.documents.known_formats import format_of, formats
+from tightbeam.deploy.documents.marks import Part, moved_marks
+from tightbeam.deploy.documents.passages import Mark
 from tightbeam.deploy.documents.translation import Translator, translation
 from tightbeam.deploy.errors import InputError
 
@@ -179,6 +181,31 @@ def shout(text: str) -> str:
 )
 def test_markdown(source: str, made: str) -> None:
     assert translate(source, "markdown", shout) == (made, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "new", "lost"),
+    [
+        ("A *red* __big__ town.\n", "Die *Stadt*.\n", ["big __"]),
+        ("A *red* ***big*** town.\n", "Die *Stadt*.\n", ["big *", "big **"]),
+        ("A *red* ~~[big](u)~~ town.\n", "Die *Stadt*[](u).\n", ["big ~~"]),
+        ("A *red* **big![](i)** town.\n", "Die *Stadt*![](i).\n", ["big **"]),
+        ("A *red* <b>big</b> town.\n", "Die *Stadt*<b></b>.\n", []),
+    ],
+)
+def test_markdown_has_no_empty_emphasis(source: str, new: str, lost: list[str]) -> None:
+    """Without text inside, its signs are text, or belong to other ones."""
+    made, reports = translate(source, "markdown", lambda text: "Die Stadt." if "town" in text else "Stadt")
+    quoted = [report.split('"')[1] + report.partition("markup")[2].partition(",")[0] for report in reports]
+    assert (made, quoted) == (new, lost)
+
+
+def test_emphasis_of_markdown_touches_no_space_and_no_other_one() -> None:
+    new, left_out = moved_marks(
+        "a b c", (Mark(0, 1, "*", "*"), Mark(2, 5, "*", "*")), " xy ", [Part(0, 1, 0, 2), Part(2, 5, 2, 4)], {}
+    )
+    assert [(mark.begin, mark.end, mark.opening, mark.closing) for mark in new] == [(1, 2, "*", "*"), (2, 3, "", "")]
+    assert left_out == [Mark(2, 5, "*", "*")]
 
 
 @pytest.mark.parametrize(

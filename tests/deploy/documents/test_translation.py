@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.documents import drive, translate
-from tightbeam.deploy.documents.glossary import Glossary, Term, read_glossary
+from tightbeam.deploy.documents.glossary import Glossary, Term, pairs_of, read_glossary
 from tightbeam.deploy.documents.literals import literals_in, missing_numbers
 from tightbeam.deploy.documents.passages import Mark, Passage
 from tightbeam.deploy.documents.sentences import pieces_that_fit, split_sentences
@@ -214,3 +214,24 @@ def test_a_wrong_glossary_is_one_line(data: bytes, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
         read_glossary(data, "terms.csv", words, of_words)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"house": "Haus|Häuser"}, [("house", "Haus|Häuser")], (["house", "Haus|Häuser"],)])
+def test_pairs_are_a_mapping_or_a_list(given: object) -> None:
+    assert pairs_of(given) == [("house", "Haus|Häuser")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"house,Haus\n" * 9999, "is not a list of terms; pass the name of a file"),
+        (5, "glossary=5 is not a list of terms"),
+        ({"house": ["Haus"]}, "pair 1 of the glossary is"),
+        ([("house", "Haus"), "ab"], "pair 2 of the glossary is 'ab', not two texts"),
+        ([("a", "b")] * 10_001, "the glossary has more than 10,000 terms"),
+    ],
+)
+def test_what_is_no_list_of_terms_is_one_line(given: object, said: str) -> None:
+    with pytest.raises(InputError, match=said) as error:
+        pairs_of(given)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300

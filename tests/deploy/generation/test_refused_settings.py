@@ -60,7 +60,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ({"do_sample": "yes"}, f"do_sample='yes' {CALL} is neither true nor false; pass True or False"),
         (
             {"do_sample": True, "num_beams": 2, "num_return_sequences": 3},
-            f"num_return_sequences=3 {CALL} is more than num_beams=2 can give; pass 2 or less",
+            f"num_return_sequences=3 {CALL} is more than num_beams=2 can give; pass 2 or less, or num_beams=3",
         ),
         (
             {"do_sample": True, "temperature": 0},
@@ -131,7 +131,7 @@ CALL, CHECKPOINT = "(from the call)", "(from the checkpoint's generation config)
         ),
         (
             {"num_return_sequences": 2},
-            f"num_return_sequences=2 {CALL} is more than num_beams=1 can give; pass 1 or less",
+            f"num_return_sequences=2 {CALL} is more than num_beams=1 can give; pass 1 or less, or num_beams=2",
         ),
         ({"num_return_sequences": 0}, f"num_return_sequences=0 {CALL} is not an integer of at least 1; pass 1 or more"),
         ({"max_length": 0}, f"max_length=0 {CALL} is not an integer of at least 1; pass 1 or more"),

@@ -16,7 +16,7 @@ from support.checkpoints.image import images
 from tightbeam.deploy.errors import BundleError, InputError
 from tightbeam.deploy.image.processor import ImageProcessor
 from tightbeam.deploy.inputs.files.image import ImageFile
-from tightbeam.deploy.serving.worker.encoded import file_bytes
+from tightbeam.deploy.serving.protocol.encoded import file_bytes
 
 pillow = pytest.importorskip("PIL.Image")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from support.commands import SHORT, Command, caller
 from tightbeam.deploy import Runner
 from tightbeam.deploy.bundle import manifest
 from tightbeam.deploy.documents.summary import summary
+from tightbeam.deploy.errors import InputError
 
 SOURCE = "  - A small town.\n\n\tGo to https://a.org/b now, {name}. Then a town.\n"
 
@@ -74,6 +76,39 @@ def test_terms_of_a_glossary_are_placed(call: Command, bart: Path, letter: Path,
     terms.write_text("town\n")
     call(bart, "--document", letter, "--glossary", terms, *SHORT).failed("line 1 of", "1 columns")
     call(bart, "--document", letter, "--glossary", tmp_path / "no.csv", *SHORT).failed("there is no file")
+
+
+def test_terms_of_a_glossary_in_python(bart: Path, letter: Path, tmp_path: Path) -> None:
+    runner = Runner.load(bart, threads=1)
+    terms = tmp_path / "terms.csv"
+    terms.write_text("small town,lamp\n")
+    made = runner.translate_document(letter, glossary=terms, max_new_tokens=30)
+    for glossary in ({"small town": "lamp"}, [("small town", "lamp")]):
+        assert runner.translate_document(letter, glossary=glossary, max_new_tokens=30) == made
+    plain = runner.translate_document(letter, max_new_tokens=5)
+    assert runner.translate_document(letter, glossary={}, max_new_tokens=5) == plain != made
+    with pytest.raises(InputError, match="pair 1 has an empty column"):
+        runner.translate_document(letter, glossary={"town": ""})
+    with pytest.raises(InputError, match="glossary=5 is not a list of terms"):
+        runner.translate_document(letter, glossary=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("document", ["Hello.\nWorld.\n" * 1000, "x" * 5000, "no.md", "a\0b", None, Path("no.md")])
+def test_content_is_bytes(bart: Path, document: Any) -> None:
+    with pytest.raises(InputError, match="pass a path as str or Path, and content as bytes") as error:
+        Runner.load(bart, threads=1).translate_document(document)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("name", ["talk.srt", "talk.VTT"])
+def test_subtitles_are_written_to_a_file(call: Command, bart: Path, tmp_path: Path, name: str) -> None:
+    talk = tmp_path / "in" / name
+    talk.parent.mkdir()
+    talk.write_text("WEBVTT\n\n" * name.endswith("VTT") + "1\n00:00:01,000 --> 00:00:02,000\nA small town.\n")
+    call(bart, "--document", talk, "-o", tmp_path / name, *SHORT).succeeded()
+    written = (tmp_path / name).read_text()
+    assert written == call(bart, "--document", talk, *SHORT).succeeded().out
+    assert "00:00:01,000 --> 00:00:02,000\n" in written and "A small town" not in written
 
 
 def test_options_that_documents_do_not_have(call: Command, bart: Path, letter: Path) -> None:

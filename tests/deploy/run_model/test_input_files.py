@@ -120,6 +120,17 @@ def test_several_audio_files(whisper: Path, call: Command, tmp_path: Path) -> No
     assert len(missing.messages) == 2
 
 
+def test_a_folder_has_no_single_file_of_subtitles(whisper: Path, call: Command, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    (tmp_path / "talks").mkdir()
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(tmp_path / "talks" / name, chirp(1.5), RATE_HZ)
+    one = tmp_path / "one.srt"
+    said = call(whisper, tmp_path / "talks", "--format", "srt", "-o", one, *SHORT)
+    said.failed(f"--output {one} names one file", "pass --output FOLDER/")
+    assert not one.exists()
+
+
 def features_of(runner: Runner, names: list[str]) -> list[Any]:
 
     return [read_features(runner, name) for name in names]

@@ -30,11 +30,13 @@ from support.checkpoints.families import SENTENCES, WHISPER_GENERATION
 from support.serving.http_server import HttpServer, http_server
 from tightbeam.deploy import Runner
 from tightbeam.deploy.documents.glossary import read_terms
+from tightbeam.deploy.inputs.output import Output, TextSegment, TextWord
 from tightbeam.deploy.serving.http import streams
 from tightbeam.deploy.serving.http.generate import body_fields
 from tightbeam.deploy.serving.http.guards import Limits
 from tightbeam.deploy.serving.http.openai import audio, settings
 from tightbeam.deploy.serving.http.openai.stops import StoppedText, before_stop
+from tightbeam.deploy.serving.protocol.messages import Row
 from tightbeam.deploy.text import languages
 
 soundfile = pytest.importorskip("soundfile")
@@ -185,7 +187,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"top_logprobs": 2}}, "top_logprobs is for logprobs=true"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
     ({"messages": []}, "messages: "),
-    ({"n": 17}, "num_return_sequences=17"),
+    ({"n": 17}, "n is 17, which needs temperature above 0, top_p, or num_beams of at least 17; pass one"),
+    ({"n": 3, "stream": True, "extra_body": {"num_beams": 2}}, "n is 3, which needs"),
 ]
 
 
@@ -285,7 +288,9 @@ def test_a_stream_of_a_transcription_joins_to_the_text(client: OpenAI, wave: byt
         ({"response_format": "srt"}, "predicts no times"),
         ({"timestamp_granularities": ["word"]}, "response_format=verbose_json"),
         ({"chunking_strategy": "auto"}, "chunking_strategy is not supported"),
-        ({"file": ("a.wav", b"nothing")}, "AUDIO_FILE"),
+        ({"file": ("a.wav", b"nothing")}, "the recording cannot be read as audio"),
+        ({"file": ("a.wav", b"hello")}, "the recording cannot be read as audio"),
+        ({"file": ("a.wav", b"hello, you"), "stream": True}, "the recording cannot be read as audio"),
         ({"language": "xx"}, "language"),
     ],
     ids=str,
@@ -295,6 +300,17 @@ def test_wrong_transcriptions_are_refused(client: OpenAI, wave: bytes, how: dict
         client.audio.transcriptions.create(**{"model": "speech", "file": ("a.wav", wave), **how})
     body: Any = caught.value.body
     assert caught.value.status_code == 400 and expected in body["message"]
+    assert "file" not in how or body["param"] == "file"
+
+
+def test_times_of_a_transcription_are_rounded() -> None:
+    words = [TextWord(" a", 0.1, 28.74, 0.123456)]
+    segment = TextSegment(0.1 + 0.2, 28.740000000000002, [5], " a", words=words)
+    output = Output([[5]], None, texts=[" a"], segments=[segment], language="en")
+    made = json.loads(audio._written(Row(0, 0, output, 0, seconds=0.1 + 0.2), "verbose_json", "t", words=True).body)
+    assert made["segments"] == [{"id": 0, "start": 0.3, "end": 28.74, "text": " a", "tokens": [5]}]
+    assert made["words"] == [{"word": "a", "start": 0.1, "end": 28.74, "probability": 0.1235}]
+    assert made["duration"] == 0.3
 
 
 def test_generate_gives_what_triton_gives(web: httpx.Client, runners: dict[str, Runner]) -> None:
@@ -315,6 +331,11 @@ def test_a_file_of_a_form_is_transcribed(web: httpx.Client, runners: dict[str, R
     (expected,) = runners["speech"].transcribe([wave], max_new_tokens=8)
     found = web.post("/generate", data={"model": "speech", "max_new_tokens": "8"}, files={"AUDIO_FILE": wave})
     assert found.json()["TEXT"] == expected
+    for field, content in (("files", b"hello"), ("data", "hello")):
+        sent: dict[str, Any] = {"data": {"model": "speech"}}
+        sent[field] = {**sent.get(field, {}), "AUDIO_FILE": content}
+        problem = "cannot be read as audio" if field == "files" else "AUDIO_FILE is broken base64"
+        assert problem in web.post("/generate", **sent).json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -403,6 +424,9 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
     assert several["alternatives"] == [each.texts[1:] for each in rows if each.texts]
 
 
+EN_DE = {"q": "a", "source": "en", "target": "de"}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "expected"),
     [
@@ -414,11 +438,40 @@ def test_translations(server: HttpServer, web: httpx.Client, runners: dict[str, 
         ({"q": ["<b>" * 87_000] * 9, "source": "auto", "target": "de", "format": "html"}, 400, "262,144 characters"),
         ({"source": "en", "target": "de"}, 400, "q is missing"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": "many"}, 400, "alternatives"),
+        ({"q": "a", "source": "en"}, 400, "target is missing; send the language to translate to"),
+        ({**EN_DE, "model": "zzz"}, 404, "no translator is named 'zzz'; pass one of text"),
+        ({**EN_DE, "model": "chat"}, 404, "no translator is named 'chat'; pass one of text"),
+        ({**EN_DE, "q": "17", "foo": "bar"}, 400, "foo is neither a field of /translate nor a setting"),
+        ({**EN_DE, "glosary": [["a", "b"]]}, 400, "did you mean glossary?"),
+        ({**EN_DE, "num_beems": 2}, 400, "did you mean num_beams?"),
+        ({**EN_DE, "target_language": "fr"}, 400, "target_language is not for /translate; pass target"),
+        ({**EN_DE, "task": "translate"}, 400, "it is for Whisper"),
+        ({**EN_DE, "alternatives": 3, "num_beams": 2}, 400, "alternatives is 3, which needs num_beams of at least 4"),
     ],
 )
 def test_wrong_translations_are_refused(web: httpx.Client, fields: dict[str, Any], status: int, expected: str) -> None:
     answer = web.post("/translate", json=fields)
     assert answer.status_code == status and expected in answer.json()["error"]
+    if all(isinstance(value, str) for value in fields.values()):
+        form = web.post("/translate", data=fields)
+        assert (form.status_code, form.json()) == (status, answer.json())
+
+
+def test_settings_of_a_translation(web: httpx.Client, runners: dict[str, Runner]) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 3, "num_beams": 1, "repetition_penalty": 1.5}
+    (expected,) = runners["text"].generate_text(["A small town."], **how)
+    fields = {**EN_DE, "q": "A small town."}
+    made = web.post("/translate", json={**fields, **how}).json()
+    assert made["translatedText"] == " ".join(expected.split())
+    assert made != web.post("/translate", json=fields).json()
+    assert web.post("/translate", data={**fields, **{name: str(value) for name, value in how.items()}}).json() == made
+    several = web.post("/translate", json={**fields, "alternatives": 1, "num_beams": 3, "max_new_tokens": 3}).json()
+    rows = runners["text"].generate_text([fields["q"]], num_return_sequences=2, num_beams=3, max_new_tokens=3)
+    assert [several["translatedText"], *several["alternatives"]] == list(np.ravel(rows))
+    late = web.post("/translate", json={**fields, "deadline_s": 1e-6})
+    assert late.status_code == 503 and "within 1e-06 s" in late.json()["error"]
+    detected = web.post("/detect", json={"q": "a", "sorce": "en"})
+    assert detected.status_code == 400 and "sorce is not a field of /detect" in detected.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -529,6 +582,10 @@ def test_a_glossary_forces_its_terms(web: httpx.Client, runners: dict[str, Runne
     assert word in made["translatedText"] and made["translatedText"] == expected.data.decode()
     assert made.get("reports", []) == expected.reports
     assert web.post("/translate", data={**fields, "glossary": f"town,{word}\n"}).json() == made
+    pairs = json.dumps([["town", word], ["nowhere", "never"]])
+    assert web.post("/translate", data={**fields, "glossary": pairs}).json() == made
+    assert web.post("/translate", json={**fields, "glossary": f" {pairs}"}).json() == made
+    assert web.post("/translate", json={**fields, "glossary": [["town", word]], "num_beams": 1}).status_code == 200
     own = web.post("/translate", json={**fields, "glossary": [["town", "Größe|forest"]]}).json()
     assert web.post("/translate", json={**fields, "glossary": "places"}).json() == own
     assert web.post("/translate", data={**fields, "glossary": "places"}).json() == own != made
@@ -536,6 +593,8 @@ def test_a_glossary_forces_its_terms(web: httpx.Client, runners: dict[str, Runne
         ([["town"]], "not a list of pairs"),
         ([["town", " "]], "pair 1 has an empty column"),
         ([["a", "b"]] * 1001, "more than 1,000 terms"),
+        ('[["town"]]', "not a list of pairs of texts; pass pairs"),
+        ("[town,Ort", "glossary begins with [ and is not JSON"),
         ("town\n", "line 1 of the glossary has 1 columns"),
         ("towns", "glossary is 'towns', which is no glossary of this server; pass one of places, others"),
     ):
@@ -571,8 +630,8 @@ def test_a_missing_detector_is_named(web: httpx.Client, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     languages._detector.cache_clear()
     expected = "no detector of languages is installed; pip install 'tightbeam[detect]', or pass the source language"
-    for path in ("/detect", "/translate"):
-        answer = web.post(path, data={"q": "a town", "source": "auto", "target": "de"})
+    for path, more in (("/detect", {}), ("/translate", {"source": "auto", "target": "de"})):
+        answer = web.post(path, data={"q": "a town", **more})
         assert answer.status_code == 501 and expected in answer.json()["error"]
 
 

@@ -167,8 +167,8 @@ def test_a_recording_on_standard_input(runner: Runner, talks: list[str]) -> None
     assert run("--sound-input", given=Path(talks[0]).read_bytes())[0] == run(talks[0])[0]
     _, errors = run("--sound-input", given=b"no sound", code=1)
     assert (
-        "standard input cannot be read as audio (its format is not one that is read, or its header is broken); expected"
-        in errors
+        "standard input cannot be read as audio (its format is not one that is read, or its header or index is broken "
+        "or missing); expected" in errors
     )
     assert "standard input is empty, it has no bytes; expected" in run("--sound-input", given=b"", code=1)[1]
     assert "leave the files out" in run("--sound-input", talks[0], code=1)[1]

@@ -14,11 +14,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.datastructures import FormData, UploadFile
 
 from tightbeam.deploy.generation.spoken_language import TARGET_AT
-from tightbeam.deploy.inputs.output import Output, TextSegment
+from tightbeam.deploy.inputs.output import Output
+from tightbeam.deploy.inputs.result import segment_records
 from tightbeam.deploy.run_model.subtitles import subtitles
-from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused
+from tightbeam.deploy.serving.http.errors import HttpError, openai_error, refused, told_of
 from tightbeam.deploy.serving.http.model import ServedModel, texts
 from tightbeam.deploy.serving.http.streams import event_stream, while_connected
+from tightbeam.deploy.serving.protocol.encoded import as_upload
 from tightbeam.deploy.serving.protocol.messages import FoundSegment, Row, Token
 from tightbeam.deploy.serving.protocol.tensors import AUDIO_FILE
 
@@ -28,6 +30,8 @@ FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 GRANULARITIES = frozenset({"segment", "word"})
 OWN = frozenset({"file", "model", "response_format", "stream", "timestamp_granularities[]", "timestamp_granularities"})
 """Fields that are no settings."""
+OF_THE_FILE = rf"the recording (?!ends)|{AUDIO_FILE}"
+"""The beginning of errors about the file; that it ends before a clip is an error of the clip."""
 REFUSED = {
     "chunking_strategy": "is not supported; leave it out: long recordings are transcribed whole",
     "include[]": "is not supported; leave it out",
@@ -54,11 +58,12 @@ def audio_routes(find: Callable[[str], ServedModel]) -> APIRouter:
             if not isinstance(file, UploadFile):
                 raise refused("file", "is missing; send the recording as a file of the form")
             settings = _settings(form, model, kind, task)
-            inputs = {AUDIO_FILE: texts([await file.read()])}
+            inputs = {AUDIO_FILE: texts([as_upload(await file.read())])}
             stream = _text(form, "stream").lower() in ("true", "1")
-        if stream:
-            return await event_stream(request, _stream(model, inputs, settings), openai_error, name="type")
-        (row,) = await while_connected(request, model.rows(inputs, settings))
+        with told_of("file", OF_THE_FILE):
+            if stream:
+                return await event_stream(request, _stream(model, inputs, settings), openai_error, name="type")
+            (row,) = await while_connected(request, model.rows(inputs, settings))
         return _written(row, kind, task, words="return_token_timestamps" in settings)
 
     @routes.post("/v1/audio/transcriptions")
@@ -129,21 +134,24 @@ def _written(row: Row, kind: str, task: str, *, words: bool) -> Response:
 
 
 def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> dict[str, Any]:
-    segments = output.segments or []
+    segments = segment_records(output.segments or [])
     made: dict[str, Any] = {
         "task": task,
         "language": output.language,
-        "duration": row.seconds,
+        "duration": round(row.seconds, 2),
         "text": text,
-        "segments": [_segment(place, each) for place, each in enumerate(segments)],
+        "segments": [
+            {"id": place, **{name: each[name] for name in ("start", "end", "text", "tokens")}}
+            for place, each in enumerate(segments)
+        ],
         "usage": {"type": "duration", "seconds": math.ceil(row.seconds)},
         **_notes(row),
     }
     if words:
         made["words"] = [
-            {"word": word.word.strip(), "start": word.start_s, "end": word.end_s, "probability": word.probability}
+            {"word": word["word"].strip(), **{name: word[name] for name in ("start", "end", "probability")}}
             for segment in segments
-            for word in segment.words or []
+            for word in segment.get("words", [])
         ]
     return made
 
@@ -151,16 +159,6 @@ def _verbose(row: Row, output: Output, text: str, task: str, *, words: bool) -> 
 def _notes(row: Row) -> dict[str, list[str]]:
     """Return the field of what is to be known of a recording, such as that the file breaks off, if any."""
     return {"notes": list(row.notes)} if row.notes else {}
-
-
-def _segment(place: int, segment: TextSegment) -> dict[str, Any]:
-    return {
-        "id": place,
-        "start": segment.start_s,
-        "end": segment.end_s,
-        "text": segment.text,
-        "tokens": segment.tokens,
-    }
 
 
 async def _stream(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +13,7 @@ from starlette.requests import Request
 
 from tightbeam.deploy.errors import place_of
 from tightbeam.deploy.inputs.output import Output
-from tightbeam.deploy.serving.http.errors import HttpError, refused
+from tightbeam.deploy.serving.http.errors import TOO_MANY_SEQUENCES, HttpError, refused, told_of
 from tightbeam.deploy.serving.http.generate import json_fields
 from tightbeam.deploy.serving.http.model import ServedModel
 from tightbeam.deploy.text.tokenizer import TextCodec
@@ -96,6 +97,11 @@ class TextRequest(BaseModel):
     def stops(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    def told_of_n(self) -> AbstractContextManager[None]:
+        """Return a context in which the worker's error about ``n`` names that field."""
+        problem = f"is {self.n}, which needs temperature above 0, top_p, or num_beams of at least {self.n}; pass one"
+        return told_of("n", TOO_MANY_SEQUENCES.format(self.n), problem)
 
     def check_logprobs(self, model: ServedModel, alternatives: int, *, rows: int, new: Any) -> None:
         """Raise HttpError if log-probabilities of ``rows`` inputs with ``new`` tokens would be too many."""

@@ -95,13 +95,15 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
 
             begin = [text for text in shown for _ in range(asked.n or 1)] if asked.echo else []
             events = _stream(model, asked, asked.inputs(model), settings, head, chunk, begin)
-            return await event_stream(request, events, openai_error, end="[DONE]")
+            with asked.told_of_n():
+                return await event_stream(request, events, openai_error, end="[DONE]")
         inputs = asked.inputs(model)
         if asked.logprobs is not None:
             asked.check_logprobs(
                 model, asked.logprobs, rows=len(next(iter(inputs.values()))), new=settings["max_new_tokens"]
             )
-        outputs = await while_connected(request, model.outputs(inputs, settings))
+        with asked.told_of_n():
+            outputs = await while_connected(request, model.outputs(inputs, settings))
         choices: list[dict[str, Any]] = []
         for row, output in enumerate(outputs):
             for place, (text, reason) in enumerate(_results(output, asked.stops)):
@@ -133,8 +135,10 @@ def text_routes(find: Callable[[str], ServedModel]) -> APIRouter:
                 return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
             events = _stream(model, asked, inputs, settings, head, chunk, [])
-            return await event_stream(request, _with_role(events, asked.n or 1), openai_error, end="[DONE]")
-        outputs = await while_connected(request, model.outputs(inputs, settings))
+            with asked.told_of_n():
+                return await event_stream(request, _with_role(events, asked.n or 1), openai_error, end="[DONE]")
+        with asked.told_of_n():
+            outputs = await while_connected(request, model.outputs(inputs, settings))
         choices = []
         for place, (text, reason) in enumerate(_results(outputs[0], asked.stops)):
             logprobs = None

@@ -7,7 +7,7 @@ import binascii
 
 from tightbeam.deploy.errors import InputError, short_repr
 
-__all__ = ["file_bytes"]
+__all__ = ["as_upload", "file_bytes"]
 
 ALPHABET = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n")
 HEAD = 64
@@ -34,6 +34,12 @@ def file_bytes(data: bytes, name: str, most: int) -> bytes:
         return base64.b64decode(data.replace(b"\n", b"").replace(b"\r", b""), validate=True)
     except binascii.Error as error:
         raise InputError(f"{name} is broken base64 ({error}); pass the bytes of a file, or their base64") from None
+
+
+def as_upload(data: bytes) -> bytes:
+    """Return an uploaded file as `file_bytes` gives it back: in base64 if it could be taken for a text."""
+    head = data[:HEAD]
+    return base64.b64encode(data) if ALPHABET.issuperset(head) or _is_text(head) else data
 
 
 def _is_text(data: bytes) -> bool:
