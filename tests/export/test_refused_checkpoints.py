@@ -27,14 +27,14 @@ from tightbeam.export.errors import ExportError
     [
         (
             {"model_type": "bert"},
-            "model_type is 'bert'; supported families: bart, blenderbot, blenderbot-small, bloom, canary, ",
+            "model_type is 'bert'; supported families: apertus, bart, blenderbot, blenderbot-small, bloom, canary, ",
         ),
         ({"model_type": "florence2"}, "model_type is 'florence2': it is not written; the nearest are vision-encoder-"),
         (
             {"model_type": "switch_transformers"},
             "its layers have experts, for which there is no operator; the nearest is",
         ),
-        ({"model_type": ...}, "there is no model_type; supported families: bart"),
+        ({"model_type": ...}, "there is no model_type; supported families: apertus, bart"),
         ({"architectures": ["BartForSequenceClassification"]}, "only BartForConditionalGeneration generates text"),
         ({"quantization_config": {"quant_method": "x"}}, "quantized"),
         ({"d_model": 37}, "d_model 37 is not divisible by encoder_attention_heads 2"),

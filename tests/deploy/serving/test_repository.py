@@ -400,9 +400,8 @@ def test_the_command_has_a_name_and_help() -> None:
     module = [sys.executable, "-m", "tightbeam.deploy.commands.triton_repo"]
     done = subprocess.run([*module, "--help"], capture_output=True, text=True, check=True)
     assert "--next-version" in done.stdout and "--max-rows" in done.stdout
-    wide = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run([*module, "--help"], capture_output=True, text=True, check=True, env=wide)
-    assert "With --next-version, options that are not given keep their values." in done.stdout  # one line
+    assert "With --next-version, options that are not given keep their values." in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
     done = subprocess.run([*module, "a", "b", "--bad"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
