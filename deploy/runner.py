@@ -39,14 +39,13 @@ from tightbeam.deploy.bundle.manifest import Manifest
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.bundle.verified import VerifiedFiles
 from tightbeam.deploy.chat.messages import TextSource, check_messages
-from tightbeam.deploy.documents.glossary import Glossary, glossary_of_pairs, pairs_of
 from tightbeam.deploy.documents.known_formats import format_of
-from tightbeam.deploy.errors import GenerationError, InputError, short_repr
+from tightbeam.deploy.errors import GenerationError, InputError
 from tightbeam.deploy.generation.fields import TIMES
 from tightbeam.deploy.generation.options import GenerationOptions
 from tightbeam.deploy.generation.translation import check_without_text
 from tightbeam.deploy.image.processors import AnyProcessor, check_pixels
-from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, glossary_of, read_document
+from tightbeam.deploy.inputs.documents import DocumentRunner, TranslatedDocument, document_of, glossary_of
 from tightbeam.deploy.inputs.images import read_images
 from tightbeam.deploy.inputs.live import LiveTranscription
 from tightbeam.deploy.inputs.open_input import OpenInput
@@ -496,18 +495,11 @@ class Runner:
         """
         check_count("batch_size", batch_size, "sentences")
         self._check_reads_tokens()
-        name, data = _read(document)
+        name, data = document_of(document)
         kind = format_of(name, document_format)
-        terms = None if glossary is None else self._glossary(glossary)
+        terms = None if glossary is None else glossary_of(self.model, glossary)
         own = DocumentRunner(self.model, self.model.settings.without_effect(settings), batch_size, glossary=terms)
         return own.translate(data, kind)
-
-    def _glossary(self, given: object) -> Glossary | None:
-        """Return the glossary in a file, or of pairs; None if it has no pairs. Raises InputError."""
-        if isinstance(given, (str, os.PathLike)):
-            return glossary_of(self.model, os.fspath(given))
-        codec, pairs = self.model.text.require_tokenizer(), pairs_of(given)
-        return glossary_of_pairs(pairs, codec.encode_output, codec.decode) if pairs else None
 
     def chat(
         self,
@@ -1053,17 +1045,6 @@ class Runner:
                 raise each.failure
             done.append(each)
         return done
-
-
-def _read(document: object) -> tuple[str, bytes]:
-    """Return the name of a document, which is empty for content, and its content. Raises InputError."""
-    if isinstance(document, bytes):
-        return "", document
-    if not isinstance(document, (str, os.PathLike)) or not os.path.exists(document):
-        expected = "pass a path as str or Path, and content as bytes"
-        raise InputError(f"document={short_repr(document)} does not name a file; {expected}")
-    name = os.fspath(document)
-    return name, read_document(name)
 
 
 def _check_texts_alone(options: GenerationOptions) -> None:

@@ -150,7 +150,7 @@ def read_terms(data: bytes, name: str) -> list[Term]:
             continue
         terms.append(_term(line, f"line {number} of {name}"))
         if len(terms) > MOST_TERMS:
-            raise InputError(f"{name} has more than {MOST_TERMS:,} terms; pass those of one subject")
+            raise InputError(f"{name} has more than {MOST_TERMS:,} terms; pass the terms of one subject")
     if not terms:
         raise InputError(f"{name} has no term; expected lines such as house,Haus|Häuser")
     return terms
@@ -186,7 +186,7 @@ def pairs_of(given: object) -> list[tuple[str, str]]:
     if not isinstance(pairs, (list, tuple)):
         raise InputError(f"glossary={short_repr(given)} is not a list of terms; {expected}")
     if len(pairs) > MOST_TERMS:
-        raise InputError(f"the glossary has more than {MOST_TERMS:,} terms; pass those of one subject")
+        raise InputError(f"the glossary has more than {MOST_TERMS:,} terms; pass the terms of one subject")
     for place, pair in enumerate(pairs, start=1):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(each, str) for each in pair):
             raise InputError(f"pair {place} of the glossary is {short_repr(pair)}, not two texts; {expected}")

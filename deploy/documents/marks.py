@@ -69,8 +69,8 @@ def moved_marks(
     tuple of Mark
         The marks, nested as before, in the order of the translation.
     list of Mark
-        Those of ``marks`` that are left out (their ends are empty): they need text, and there is none inside of them,
-        or they touch others with the same signs, with which Markdown would read them as one.
+        The marks that are left out, whose ends are empty among the moved ones: a mark that needs text and has none, or
+        that touches a mark with the same signs, with which Markdown would read it as one.
     """
     inside: list[list[int]] = [[] for _ in marks]  # the marks directly inside each mark
     outermost: list[int] = []
@@ -87,8 +87,9 @@ def moved_marks(
         mark = marks[number]
         opening, closing = mark.opening, mark.closing
         if mark.needs_text and text[mark.begin : mark.end].strip():
-            begin += len(new[begin:end]) - len(new[begin:end].lstrip())
-            end -= len(new[begin:end]) - len(new[begin:end].rstrip())
+            inner = new[begin:end]
+            begin += len(inner) - len(inner.lstrip())
+            end = begin + len(inner.strip())
             if begin == end or (begin, opening) in ends:
                 left_out.append(mark)
                 opening = closing = ""

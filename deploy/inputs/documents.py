@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -9,10 +10,10 @@ from typing import Any
 
 from tightbeam.deploy.documents.alignment import token_alignment
 from tightbeam.deploy.documents.format import MOST_BYTES, Format
-from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary
+from tightbeam.deploy.documents.glossary import FORCED, FORCING_BEAMS, Glossary, glossary_of_pairs, pairs_of
 from tightbeam.deploy.documents.passages import Document
 from tightbeam.deploy.documents.translation import Piece, Translation, Translator, next_step, translation
-from tightbeam.deploy.errors import GenerationError, InputError
+from tightbeam.deploy.errors import GenerationError, InputError, short_repr
 from tightbeam.deploy.generation.fields import ATTENTION
 from tightbeam.deploy.generation.layers import caller_layers, merged
 from tightbeam.deploy.generation.translation import AUTO, LANGUAGES, SOURCE
@@ -27,8 +28,8 @@ from tightbeam.deploy.text.languages import likely_name
 __all__ = [
     "DocumentRunner",
     "TranslatedDocument",
+    "document_of",
     "glossary_of",
-    "read_document",
     "translation_of",
 ]
 
@@ -75,15 +76,24 @@ def translation_of(
     return Translation(text, token_alignment(decode, piece.text, *tokens, found.attentions[0]))
 
 
-def read_document(name: str) -> bytes:
-    """Read a document's file, but no more than a document may have. Raises InputError."""
-    return read_content(name, MOST_BYTES)
+def document_of(given: object) -> tuple[str, bytes]:
+    """Return the name of a document's file, which is empty for content, and the content. Raises InputError."""
+    if isinstance(given, bytes):
+        return "", given
+    if not isinstance(given, (str, os.PathLike)) or not os.path.exists(given):
+        expected = "pass a path as str or Path, and content as bytes"
+        raise InputError(f"document={short_repr(given)} does not name a file; {expected}")
+    name = os.fspath(given)
+    return name, read_content(name, MOST_BYTES)
 
 
-def glossary_of(model: Model, name: str) -> Glossary:
-    """Read the glossary in a file for a model's tokenizer. Raises InputError."""
+def glossary_of(model: Model, given: object) -> Glossary | None:
+    """Return a glossary for a model's tokenizer, from its file or its pairs; None without pairs. Raises InputError."""
     codec = model.text.require_tokenizer()
-    return Glossary(terms_of(name), codec.encode_output, codec.decode)
+    if isinstance(given, (str, os.PathLike)):
+        return Glossary(terms_of(os.fspath(given)), codec.encode_output, codec.decode)
+    pairs = pairs_of(given)
+    return glossary_of_pairs(pairs, codec.encode_output, codec.decode) if pairs else None
 
 
 @dataclass

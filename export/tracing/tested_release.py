@@ -13,7 +13,7 @@ TESTED = "5.24"
 
 
 def advice_for_another_release() -> str:
-    """What may mend a failed trace: the tested release of transformers; empty if it is installed."""
+    """The advice beside a failed trace, to install the tested release of transformers; empty if it is installed."""
     installed = Version(version("transformers"))
     if installed.release[:2] == Version(TESTED).release:
         return ""

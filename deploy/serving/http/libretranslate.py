@@ -65,7 +65,7 @@ SEPARATOR = re.compile(r"[,\t\r\n]")
 PAIRS = 'pass pairs, such as [["house", "Haus|Häuser"]]'
 """The fix of a glossary that is wrong."""
 OWN = frozenset({"q", "source", "target", "format", "alternatives", "glossary", "model", API_KEY})
-"""Fields of /translate that are no settings."""
+"""Fields of /translate that are not generation settings."""
 ELSEWHERE = {
     "source_language": "pass source",
     "target_language": "pass target",

@@ -57,7 +57,7 @@ def test_trace_has_tables_and_no_logarithm(bundles: BundleCache, family: str) ->
 UNTIED = {"tie_word_embeddings": False}
 SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
-        "t5",  # T5-3B: key heads together wider than the model, as those of the tests' umT5
+        "t5",  # T5-3B: key heads together wider than the model, as in the tests' umT5
         {"d_kv": 20, "num_heads": 5, "feed_forward_proj": "relu", "num_layers": 1, "num_decoder_layers": 1},
     ),
     ("t5", {**UNTIED, "feed_forward_proj": "gated-gelu"}),  # T5 1.1 and Flan-T5, which are built as mT5
