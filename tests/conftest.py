@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
+import tightbeam  # noqa: F401  # before onnxruntime, which it keeps from reporting home
 from support.stand_ins import is_represented
 
 if TYPE_CHECKING:

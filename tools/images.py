@@ -21,6 +21,7 @@ from typing import Annotated
 
 import typer
 
+from tightbeam import SILENCED
 from tightbeam.deploy.console import command_line, say
 from tightbeam.deploy.runtimes.process.environment import SERVER_MALLOC
 from tools.debian import SUITE, VERSION, wheel_options
@@ -120,6 +121,7 @@ def make_root(image: Image, wheel: Path, root: Path) -> None:
 def configuration(kind: str, image: Image) -> list[str]:
     """List the options of ``buildah config`` for an image."""
     variables = {"PATH": f"{VENV}/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "LANG": "C.UTF-8"}
+    variables |= SILENCED
     if kind == "triton":
         variables |= {"LD_LIBRARY_PATH": f"{SITE}/nvidia_pytriton.libs", **SERVER_MALLOC}
     options = [f"--user={USER}:{USER}", "--workingdir=/tmp", f"--entrypoint={json.dumps(image.command)}"]

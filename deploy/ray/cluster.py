@@ -51,8 +51,6 @@ def connected() -> Iterator[Any]:
         os.environ.setdefault(name, value)
     if address:
         _check_reachable(address)
-    else:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray = optional_library("ray")
     optional_library("ray.data")
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # Ray prints its messages to standard output

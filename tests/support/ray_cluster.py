@@ -85,7 +85,7 @@ class RayCluster:
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
     """A cluster, which ends with the block."""
     mark = uuid.uuid4().hex
-    environment = {**os.environ, MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)
     pipe = subprocess.PIPE
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -19,6 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from support.bundles.cache import BundleCache
+from support.commands import process
+from tightbeam import SILENCED
 from tightbeam.deploy import Runner
 from tightbeam.deploy.commands.serve_model import app
 from tightbeam.deploy.tries.build import build_trie
@@ -70,10 +73,12 @@ def test_fewer_rows_than_the_beams_of_the_checkpoint_are_refused(bundles: Bundle
 
 
 @contextmanager
-def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    folder: Path, *options: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of the model m in a process of its own, and its address."""
     command = [sys.executable, "-m", "tightbeam.deploy.commands.serve_model", f"m={folder}", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as server:
         try:
             assert server.stderr is not None
             ready = server.stderr.readline()
@@ -133,6 +138,17 @@ def test_requests_name_files_of_the_command(bundles: BundleCache, tmp_path: Path
     assert [found["TEXT"]] == runner.generate_text(["a town"], num_beams=2, max_new_tokens=6, trie=file)
     assert [found["TEXT"]] != runner.generate_text(["a town"], num_beams=2, max_new_tokens=6)
     assert refused.status_code == 400 and "trie='fish' is not a trie of this model; it has birds" in refused.text
+
+
+def test_no_library_reports_home(bundles: BundleCache, tmp_path: Path) -> None:
+    """ONNX Runtime would leave a device id in the home folder, and look up its collector."""
+    folder = bundles("dedup", tokenizer=True)
+    environment = {name: value for name, value in os.environ.items() if name not in SILENCED}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    assert process(folder, stdin=b"a town", env=environment).code == 0
+    with served(folder, env=environment) as (_, url):
+        assert httpx.post(f"{url}/generate", json={"TEXT": "a town"}, timeout=60).status_code == 200
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trie_of_another_vocabulary_is_refused(bundles: BundleCache, tmp_path: Path) -> None:
