@@ -118,7 +118,6 @@ def export_model(
             workload,
             variant=options.variant,
             seconds=seconds,
-            budget=options.divergence_budget,
             by_step=steps.seconds,
             notes=notes,
         )

@@ -17,15 +17,19 @@ from tightbeam.export.errors import ExportError
 from tightbeam.export.option import Option, check_options
 
 if TYPE_CHECKING:
+    from tightbeam.export.accuracy.divergence import Budget
     from tightbeam.export.choice import Choice
 
 __all__ = ["ExportKeywords", "ExportOptions"]
 
 
 MAX_DIVERGENCE = 0.002
-"""Default of ``max_divergence`` in int8: a fifth of what changes the perplexity by 1 %."""
+"""Default of ``max_divergence`` of caches in int8, and the least of products: a fifth of what changes the perplexity by
+1 %."""
 MAX_DIVERGENCE_INT4 = 0.02
 """The same in int4: what changes the perplexity by 2 %."""
+SHARE_OF_Q8_0 = 0.6
+"""What rows of 16 bits are taken for: a divergence of this part of Q8_0's, which is the budget of int8."""
 
 
 def check_variant(options: ExportOptions) -> None:
@@ -302,9 +306,10 @@ class ExportOptions:
         float | None,
         Option(
             "How far int8 or int4 may move the distribution of the next token, in nats a token on the calibration "
-            f"inputs, such as 0.01 (1% of the perplexity); by default {MAX_DIVERGENCE:g} in int8, and "
-            f"{MAX_DIVERGENCE_INT4:g} in int4. Caches in int8 take their share, and products keep more bits "
-            "until the rest holds.",
+            "inputs, such as 0.01 (1% of the perplexity). By default as far as llama.cpp's Q8_0 would move it, or Q4_0 "
+            f"for int4, and at least {MAX_DIVERGENCE:g}, or {MAX_DIVERGENCE_INT4:g} for int4; int8 aims at "
+            f"{SHARE_OF_Q8_0:g} of Q8_0's. Caches in int8 take their share, and products keep more bits until the rest "
+            "holds.",
             check=check_max_divergence,
         ),
     ] = None
@@ -319,10 +324,24 @@ class ExportOptions:
         check_options(self)
 
     @property
-    def divergence_budget(self) -> float:
-        """The largest divergence in nats a token."""
+    def cache_budget(self) -> float:
+        """The largest divergence of caches in int8, in nats a token."""
         default = MAX_DIVERGENCE_INT4 if self.precision == "int4" else MAX_DIVERGENCE
         return default if self.max_divergence is None else self.max_divergence
+
+    def budget(self, known: float | None, taken: float) -> Budget:
+        """The bounds of the divergence of products.
+
+        ``known``: the divergence of Q8_0, or Q4_0 in int4, on the same inputs, if it could be measured; ``taken``: what
+        caches have of the budget already, since independent errors add up.
+        """
+        from tightbeam.export.accuracy.divergence import Budget
+
+        least = self.cache_budget - taken
+        if self.max_divergence is not None or known is None:
+            return Budget(least, least)
+        most = max(known, least)
+        return Budget(most if self.precision == "int4" else SHARE_OF_Q8_0 * known, most)
 
     def choice(self) -> Choice:
         """Choose the kinds of cache. Raises ExportError for an unknown one."""

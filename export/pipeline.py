@@ -31,17 +31,16 @@ from tightbeam.deploy.errors import BundleError, is_panic
 from tightbeam.export.accuracy.activations import AttentionActivations, channels_of
 from tightbeam.export.accuracy.alignment_layer import choose_alignment
 from tightbeam.export.accuracy.cache_guard import INT8_CACHE_OPTIONS, check_caches, measure_caches
-from tightbeam.export.accuracy.calibration import calibrate, calibration_samples
-from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, halves
+from tightbeam.export.accuracy.calibration import calibrate, calibration_samples, rounding_samples
+from tightbeam.export.accuracy.calibration_run import CalibrationRun, Outputs, apart
 from tightbeam.export.accuracy.divergence import (
-    divergence,
     entries_of,
     steps_before_end,
-    why_not_int4,
+    why_not,
     widened,
     within_budget,
 )
-from tightbeam.export.accuracy.gptq import ROWS_TO_FIT
+from tightbeam.export.accuracy.gptq import ROWS_TO_FIT, STEPS_TO_FIT
 from tightbeam.export.accuracy.guard import guard
 from tightbeam.export.accuracy.key_scales import choose_key_scales, with_scaled_keys
 from tightbeam.export.accuracy.parity import check_loads, compare, sequences_of
@@ -49,10 +48,10 @@ from tightbeam.export.accuracy.precision_error import EXACT, measure_rounding_pa
 from tightbeam.export.accuracy.product_guard import (
     forms_of,
     int4_error,
-    int4_matrices,
-    int8_error,
     measure_products,
     readers_of,
+    rounded_matrices,
+    w8a16_error,
 )
 from tightbeam.export.accuracy.product_rows import product_rows
 from tightbeam.export.accuracy.reference import Reference, make_reference
@@ -100,13 +99,14 @@ from tightbeam.graph_passes import (
 from tightbeam.graph_passes.caches.cost import count_weights, predict
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
-from tightbeam.graph_passes.precision.integers import Made
+from tightbeam.graph_passes.precision.integers import IN_BLOCKS, IN_GGML, IN_INT8, Made, ggml_matrices, made_of
 from tightbeam.graph_passes.precision.lower_precision import INTEGERS
 from tightbeam.graph_passes.precision.move_key_scales import move_key_scales
 from tightbeam.graph_passes.precision.move_scales import move_scales
+from tightbeam.graph_passes.precision.quantize import with_short_rows
 from tightbeam.graph_passes.precision.scale_groups import scale_groups
 from tightbeam.graph_passes.precision.screen_head import head_site
-from tightbeam.graph_passes.precision.sites import sites
+from tightbeam.graph_passes.precision.sites import Site, sites
 
 __all__ = ["run_export", "trace"]
 
@@ -172,6 +172,8 @@ class _Export:
     """errors of the products that int8 quantises; empty in other precisions"""
     divergences: tuple[DivergenceEntry, ...] = field(init=False)
     """how their forms were chosen; empty in other precisions"""
+    known_divergence: float | None = field(init=False)
+    """divergence of Q8_0, or Q4_0 for int4, on the same inputs; None in other precisions"""
     caches: tuple[QuantizedCacheEntry, ...] = field(init=False)
     """errors of the caches in int8; empty without them"""
     cache_divergence: float | None = field(init=False)
@@ -396,8 +398,8 @@ def _guard_caches(export: _Export, activations: _Activations) -> None:
     run = _calibration_run(export)
     exact = run(export.graphs)
     quantized, _ = _to_precision(export, "fp32")
-    export.cache_divergence = divergence(exact, run(quantized, exact.tokens).log_probabilities, _counted(export, exact))
-    budget = export.options.divergence_budget
+    export.cache_divergence = run.divergence(quantized, exact, _counted(export, exact))
+    budget = export.options.cache_budget
     if export.cache_divergence > budget:
         export.on_table(caches_table(export.caches))
         both = len(given) > 1
@@ -465,7 +467,7 @@ def _lower_precision(export: _Export) -> None:
     """Give the graphs the form of a precision, and keep the old graphs if the error is to be measured."""
     precision = export.options.precision
     export.exact = None
-    export.products, export.divergences, export.directions = (), (), None
+    export.products, export.divergences, export.known_divergence, export.directions = (), (), None, None
     made: Made = {}
     int4 = _guard_products(export, made) if precision in INTEGERS else {}
     chosen = {"forms": forms_of(export.products), "int4": int4, "directions": export.directions, "made": made}
@@ -479,56 +481,80 @@ def _lower_precision(export: _Export) -> None:
 
 
 def _guard_products(export: _Export, made: Made) -> dict[str, Int4Matrix]:
-    """Measure the error of each product in integers on real rows and of all together, and choose their forms.
+    """Round the matrices to integers, measure the error of each product and of all together, and choose their forms.
 
     Adds the matrices that it quantises to ``made``. Returns the matrices of 4 bits by the names of their products.
-    Raises ExportError if too few can have them.
+    Raises ExportError if too few products can have integers.
     """
     export.on_step(MEASURING_PRODUCTS)
-    found = sites(export.graphs)
+    precision, checkpoint, graphs = export.options.precision, export.checkpoint, export.graphs
+    in_int4 = precision == "int4"
     if screened := export.options.screen_logits:
-        head_site(export.graphs)  # or PassError
-    checkpoint, graphs = export.checkpoint, export.graphs
-    samples = calibration_samples(checkpoint, export.preparation.calibration)
-    in_int4 = export.options.precision == "int4"
-    choosing, measured = halves(samples) if in_int4 else (samples, samples)
+        head_site(graphs)  # or PassError
+    samples = rounding_samples(checkpoint, export.preparation.calibration)
+    fitting, measured = apart(samples)
     generation, parent = checkpoint.generation_config, export.preparation.target.absolute().parent
     of_run = partial(CalibrationRun, generation=generation, beside=parent, decoder_only=graphs.sizes.decoder_only)
-    run = of_run(measured)
-    rows, exact = product_rows(graphs, found, run)
+    found = sites(graphs)
+    rows, _ = product_rows(graphs, found, of_run(fitting, most_rows=ROWS_TO_FIT, most_steps=STEPS_TO_FIT, scored=False))
     groups, _ = scale_groups(graphs)
-    scales = choose_scales(groups, found, rows, int4_error if in_int4 else int8_error)
+    scales = choose_scales(groups, found, rows, int4_error if in_int4 else w8a16_error)
     export.results.append(move_scales(graphs, scales))
     found, rows = sites(graphs), scaled_rows(groups, scales, rows)
+    rounded = rounded_matrices(found, rows, in_int4=in_int4, in_blocks=not screened)
     if screened:
         export.directions = _directions(
             export, of_run(samples, most_rows=ROWS_TO_CHOOSE, most_steps=STEPS_TO_CHOOSE, scored=False)
         )
-    int4 = {}
-    if in_int4:
-        rows_to_fit, _ = product_rows(graphs, found, of_run(choosing, most_rows=ROWS_TO_FIT))
-        int4 = int4_matrices(found, rows_to_fit)
-    entries = measure_products(found, rows, int4)
+    run = of_run(measured)
+    del rows
+    rows, exact = product_rows(graphs, found, run)
+    entries = measure_products(found, rows, rounded)
+    del rows
     counted = _counted(export, exact)
+    export.known_divergence = _known_divergence(
+        graphs, found, lambda known: run.divergence(known, exact, counted), in_4_bits=in_int4
+    )
+    made |= made_of(found, rounded.int8, IN_INT8) | made_of(found, rounded.blocks, IN_BLOCKS)
+    int4 = dict(rounded.int4)
+    del rounded
+    wide_graphs: dict[tuple[str, ...], ModelGraphs] = {}  # the last ones, with rows of 16 bits
 
     def divergence_of(forms: Mapping[str, str]) -> float:
-        quantized, _ = to_precision(graphs, "int8", forms, int4, made=made)
-        return divergence(exact, run(quantized, exact.tokens).log_probabilities, counted)
+        short = {name for name, form in forms.items() if form == "int8"}
+        wide = {name: "w8a16" if name in short else form for name, form in forms.items()}
+        key = tuple(wide.values())
+        if key not in wide_graphs:
+            wide_graphs.clear()
+            wide_graphs[key], _ = to_precision(graphs, "int8", wide, int4, made=made)
+        return run.divergence(with_short_rows(wide_graphs[key], short, found, made), exact, counted)
 
-    budget = export.options.divergence_budget - (export.cache_divergence or 0.0)  # independent errors add up
+    budget = export.options.budget(export.known_divergence, export.cache_divergence or 0.0)
     widenings = within_budget(entries, readers_of(found), divergence_of, budget)
-    if (left := widenings[-1].divergence) > budget:
+    if (left := widenings[-1].divergence) > budget.most:
         raise ExportError(
             f"with all products in float32 the distribution of the next token moves by {left:.2g} nats, expected 0: "
             "a graph pass is wrong; please report this with the checkpoint's config.json"
         )
     export.products = widened(entries, widenings[-1])
     export.divergences = entries_of(widenings, entries, readers_of(found))
-    if in_int4 and (refusal := why_not_int4(export.products, export.divergences, budget)):
+    if refusal := why_not(precision, export.products, export.divergences, budget.most):
         export.on_table(products_table(export.products))
         export.on_table(divergences_table(export.divergences))
         raise ExportError(refusal)
     return int4
+
+
+def _known_divergence(
+    graphs: ModelGraphs, found: Sequence[Site], divergence_of: Callable[[ModelGraphs], float], *, in_4_bits: bool
+) -> float | None:
+    """The divergence of Q8_0 or Q4_0, as a measure that people know; None if no product can have this form."""
+    matrices = ggml_matrices(found, in_4_bits=in_4_bits)
+    if not matrices:
+        return None
+    forms = {site.name: "ggml" if site.name in matrices else "fp32" for site in found}
+    known, _ = to_precision(graphs, "int8", forms, made=made_of(found, matrices, IN_GGML))
+    return divergence_of(known)
 
 
 def _directions(export: _Export, run: CalibrationRun) -> Array:
@@ -563,6 +589,7 @@ def _write(export: _Export) -> Bundle:
             export.guarded,
             export.products,
             export.divergences,
+            export.known_divergence,
             export.caches,
             export.cache_divergence,
             variant=export.choice.name,

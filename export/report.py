@@ -45,7 +45,6 @@ def report(
     *,
     variant: str | None,
     seconds: float,
-    budget: float,
     by_step: Mapping[str, float] = NO_STEPS,
     notes: Sequence[str] = (),
 ) -> list[str]:
@@ -61,8 +60,6 @@ def report(
         The variant that the user named, if any.
     seconds
         Time of the export.
-    budget
-        How far int8 or int4 might move the distribution of the next token, in nats a token.
     by_step
         Time of each step, by name.
     notes
@@ -79,7 +76,7 @@ def report(
         ("time", _time(seconds, by_step)),
         ("next", next_command(bundle)),
     ]
-    rows += [("note", note) for note in (*_notes(manifest, run_of(manifest, workload), budget), *notes)]
+    rows += [("note", note) for note in (*_notes(manifest, run_of(manifest, workload)), *notes)]
     return [f"{label:<9}{text}" for label, text in rows]
 
 
@@ -178,7 +175,7 @@ def _check(manifest: Manifest) -> str:
     )
 
 
-def _notes(manifest: Manifest, run: RunSize, budget: float) -> Iterator[str]:
+def _notes(manifest: Manifest, run: RunSize) -> Iterator[str]:
     """Notes about what a user would not expect, and about the cache that `el` would save."""
     sizes = sizes_of(manifest)
     if SMALL in presets_of(sizes):
@@ -196,7 +193,7 @@ def _notes(manifest: Manifest, run: RunSize, budget: float) -> Iterator[str]:
             f"{where} {kept} as {part} cache in place of {wanted}, which is not exact enough with these weights "
             "(--verbose shows the errors)"
         )
-    if said := describe_products(manifest.quantized, manifest.divergences, budget):
+    if said := describe_products(manifest.quantized, manifest.divergences, manifest.ggml_divergence):
         yield said
     if manifest.cache_divergence is not None:
         caches = " and ".join(manifest.int8_caches)

@@ -15,6 +15,7 @@ from tightbeam.deploy.bundle.manifest import DivergenceEntry, Manifest, Quantize
 from tightbeam.deploy.bundle.reader import Bundle
 from tightbeam.deploy.runtimes.process.memory import ProcessMemory
 from tightbeam.graph_passes import PRESETS, LayerPlan, RunSize, Sizes, plan_bytes, presets_of, same_for_all
+from tightbeam.graph_passes.precision.sites import FORMS
 
 
 def titled(title: str, table: Table) -> RenderableType:
@@ -105,14 +106,16 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
     """Table of products and embeddings: the error of each on real rows in int8 and other precisions, and its form."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     in_int4 = any(entry.w4a16 is not None for entry in entries)
-    headings = ("product", "shape", *(["w4a16"] if in_int4 else []), "int8", "w8a16", "fp16", "kept")
+    in_blocks = any(entry.blocks is not None for entry in entries)
+    headings = ("product", "shape", *["w4a16"] * in_int4, "int8", "w8a16", *["blocks"] * in_blocks, "fp16", "kept")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("product", "kept") else "right", no_wrap=True)
     for entry in entries:
         errors = [_error(entry.w4a16)] if in_int4 else []
-        errors += [_error(entry.int8), "" if entry.w8a16 is None else _error(entry.w8a16), _error(entry.fp16)]
+        errors += [_error(entry.int8), "" if entry.w8a16 is None else _error(entry.w8a16)]
+        errors += [*["" if entry.blocks is None else _error(entry.blocks)] * in_blocks, _error(entry.fp16)]
         shape = " x ".join(map(str, entry.shape))
-        table.add_row(entry.name, shape, *errors, entry.kept, style="bold" if entry.kept in ("w8a16", "fp32") else None)
+        table.add_row(entry.name, shape, *errors, entry.kept, style="bold" if entry.kept == "fp32" else None)
     reasons = [f"{entry.name}: {entry.reason}" for entry in entries if entry.reason]
     limits = sorted({entry.allowed for entry in entries}) or [0.0]
     allowed = " or ".join(f"{limit:.0%}" for limit in limits)
@@ -126,12 +129,13 @@ def products_table(entries: Sequence[QuantizedEntry]) -> RenderableType:
 def divergences_table(entries: Sequence[DivergenceEntry]) -> RenderableType:
     """Table of the measurements by which the forms of products were chosen."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    in_int4 = any(entry.w4a16 for entry in entries)
-    for heading in ("divergence", *(["w4a16"] if in_int4 else []), "int8", "w8a16", "fp32", "matrices"):
+    always = ("int8", "w8a16", "fp32")
+    forms = [form for form in FORMS if form in always or any(getattr(entry, form) for entry in entries)]
+    for heading in ("divergence", *forms, "matrices"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
-        forms = map(str, (*([entry.w4a16] if in_int4 else []), entry.int8, entry.w8a16, entry.fp32))
-        table.add_row(f"{entry.divergence:.2g}", *forms, megabytes(entry.bytes))
+        counts = [str(getattr(entry, form)) for form in forms]
+        table.add_row(f"{entry.divergence:.2g}", *counts, megabytes(entry.bytes))
     return titled("Divergence from float32 in nats a token, by the forms of products and embeddings", table)
 
 
@@ -151,18 +155,21 @@ def _error(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.2%}"
 
 
-def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], budget: float) -> str:
+def describe_products(
+    entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], known: float | None
+) -> str:
     """A sentence for the report about the forms of products and their divergence; empty without integers.
 
-    ``budget`` is the largest divergence that the export allowed, in nats a token.
+    ``known`` is the divergence of Q8_0, or Q4_0 in int4, on the same inputs.
     """
     if not entries:
         return ""
-    kept = {form: sum(entry.kept == form for entry in entries) for form in ("fp32", "w8a16", "int8", "w4a16")}
-    precision = "int4" if kept["w4a16"] else "int8"
+    kept = {form: sum(entry.kept == form for entry in entries) for form in FORMS}
+    precision, form = ("int4", "Q4_0") if kept["w4a16"] else ("int8", "Q8_0")
     parts = [
         f"{kept['int8']} are in int8" if kept["w4a16"] and kept["int8"] else "",
         f"{kept['w8a16']} have rows of 16 bits" if kept["w8a16"] else "",
+        f"{kept['blocks']} have these and scales of blocks" if kept["blocks"] else "",
         f"{kept['fp32']} stay in float32" if kept["fp32"] else "",
     ]
     wider = " and ".join(filter(None, parts))
@@ -172,7 +179,8 @@ def describe_products(entries: Sequence[QuantizedEntry], divergences: Sequence[D
         perplexity = f"{100 * math.expm1(moved):.2g}%"
         said.append(
             f"{precision} moves the distribution of the next token by {moved:.2g} nats on the calibration inputs "
-            f"({perplexity} of perplexity); {budget:g} were allowed (--max-divergence)"
+            f"({perplexity} of perplexity)"
+            + (f"; {form}, as llama.cpp writes it, would move it by {known:.2g}" if known else "")
         )
     return "; ".join(said)
 

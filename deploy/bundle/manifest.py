@@ -180,7 +180,8 @@ class QuantizedEntry(Entry):
         Error with weights of 4 bits and rows of 16; in int8; with weights of 8 bits and rows of 16; in half precision;
         in float32.
     blocks : float or None
-        Error in int8 with a scale for every 128 numbers, a form of older bundles.
+        Error with weights of 8 bits and rows of 16, with a scale for every 128 numbers, or fewer if 128 do not divide
+        the width. In older bundles rows have 8 bits.
     allowed : float
         Upper bound on the error of the form in the bundle.
     kept : "w4a16", "int8", "w8a16", "fp32" or "blocks"
@@ -210,7 +211,7 @@ class DivergenceEntry(Entry):
     ----------
     divergence : float
         Mean of KL(float32 || these forms) over the steps of calibration inputs, in nats a token.
-    w4a16, int8, w8a16, fp32 : int
+    w4a16, int8, w8a16, blocks, fp32 : int
         Products and embeddings in each form.
     bytes : int
         Bytes of their matrices, without scales; one that several products read counts once.
@@ -220,6 +221,7 @@ class DivergenceEntry(Entry):
     w4a16: int = 0
     int8: int
     w8a16: int
+    blocks: int = 0
     fp32: int
     bytes: int
 
@@ -434,6 +436,9 @@ class Manifest(Entry):
     divergences : tuple of DivergenceEntry
         How the forms of the products were chosen: each measurement in order, the bundle's forms last; empty in other
         precisions, and in older bundles.
+    ggml_divergence : float or None
+        Divergence of llama.cpp's form of as many bits, simulated on the same inputs: Q8_0, or Q4_0 in int4. None if no
+        product allows it.
     quantized_caches : tuple of QuantizedCacheEntry
         Caches in int8; empty without them, and in older bundles.
     cache_divergence : float or None
@@ -479,6 +484,7 @@ class Manifest(Entry):
     guard: tuple[GuardEntry, ...] = ()
     quantized: tuple[QuantizedEntry, ...] = ()
     divergences: tuple[DivergenceEntry, ...] = ()
+    ggml_divergence: FiniteFloat | None = None
     quantized_caches: tuple[QuantizedCacheEntry, ...] = ()
     cache_divergence: FiniteFloat | None = None
     weight_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -9,9 +9,13 @@ from tightbeam.export.accuracy.encoded_once import encoded_once
 from tightbeam.export.accuracy.reference import Reference, Samples, TextSamples, greedy, samples_of
 from tightbeam.export.checkpoint.audio import SpeechSamples
 from tightbeam.export.checkpoint.load import Checkpoint
+from tightbeam.export.checkpoint.sample_texts import CALIBRATION_TEXTS
 from tightbeam.export.errors import ExportError
 
-__all__ = ["calibrate", "calibration_samples"]
+__all__ = ["calibrate", "calibration_samples", "rounding_samples"]
+
+MAX_ROUNDING_TOKENS = 128
+"""Most tokens of a text on which matrices are rounded."""
 
 
 def calibration_samples(checkpoint: Checkpoint, given: tuple[str, ...] | None) -> Samples:
@@ -30,9 +34,18 @@ def calibration_samples(checkpoint: Checkpoint, given: tuple[str, ...] | None) -
     ExportError
         No text fits, or a recording cannot be read.
     """
+    return samples_of(checkpoint) if given is None else _given_samples(checkpoint, given)
+
+
+def rounding_samples(checkpoint: Checkpoint, given: tuple[str, ...] | None) -> Samples:
+    """Inputs on which matrices of integers are rounded and measured: as above, of more and longer built-in texts."""
     if given is None:
-        return samples_of(checkpoint)
-    samples = samples_of(checkpoint, given, given)
+        return samples_of(checkpoint, CALIBRATION_TEXTS, longest=MAX_ROUNDING_TOKENS)
+    return _given_samples(checkpoint, given, longest=MAX_ROUNDING_TOKENS)
+
+
+def _given_samples(checkpoint: Checkpoint, given: tuple[str, ...], **longest: int) -> Samples:
+    samples = samples_of(checkpoint, given, given, **longest)
     if isinstance(samples, TextSamples) and samples.as_ids:
         raise ExportError("every calibration text begins with a word too long for the model; give shorter ones")
     return samples

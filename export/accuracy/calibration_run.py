@@ -9,7 +9,7 @@ The weights are mapped from a file, and ONNX Runtime neither packs nor copies th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,16 +28,17 @@ from tightbeam.export.counts import count, counted
 from tightbeam.export.errors import ExportError
 from tightbeam.export.writing.graphs import write_graphs
 from tightbeam.graph_passes import ModelGraphs
+from tightbeam.graph_passes.cleanup.search_head import LOGITS
 from tightbeam.graph_passes.model import Array
 from tightbeam.plugins.library import cpu_library
 
-__all__ = ["MOST_ROWS", "TAKEN", "CalibrationRun", "Outputs", "evenly", "halves"]
+__all__ = ["MOST_ROWS", "TAKEN", "CalibrationRun", "Outputs", "apart", "evenly", "kullback_leibler"]
 
 TAKEN = "guard.rows"
 """Input of an encoder with further outputs: the rows that these take of a product."""
 MOST_ROWS = 256
 """Rows of a product that are measured: an error of 1 % is known to a twentieth of itself from far fewer."""
-MOST_SAMPLES = 16
+MOST_SAMPLES = 32
 MOST_WINDOWS = 2
 """The same for synthetic audio and drawn pages, which are all alike and have up to 1,500 positions each."""
 MOST_STEPS = 24
@@ -113,10 +114,46 @@ class CalibrationRun:
         ExportError
             ONNX Runtime cannot run the graphs, or their scores are NaN or infinite.
         """
+        scores: list[Array] = []
         with _written(graphs, self.beside) as folder:
-            return self._run(graphs, folder, forced, wanted)
+            found = self._run(graphs, folder, forced, wanted, lambda logits: scores.append(log_softmax(logits)))
+        return replace(found, log_probabilities=np.stack(scores, axis=1)) if self.scored else found
 
-    def _run(self, graphs: ModelGraphs, folder: Path, forced: Array | None, wanted: Collection[str]) -> Outputs:
+    def divergence(self, graphs: ModelGraphs, exact: Outputs, counted_steps: Array) -> float:
+        """Mean of KL(exact || graphs) in nats a token, of graphs that are fed the same tokens.
+
+        Parameters
+        ----------
+        graphs
+            The graphs to measure.
+        exact
+            The outputs of the float32 graphs.
+        counted_steps
+            Bool [B, steps]: the steps to count.
+
+        Returns
+        -------
+        float
+            At least 0; infinity if scores are NaN or infinite at a token that ``exact`` allows.
+        """
+        terms: list[Array] = []
+
+        def compare(logits: Array) -> None:
+            terms.append(kullback_leibler(exact.log_probabilities[:, len(terms)], log_softmax(logits)))
+
+        with _written(graphs, self.beside) as folder:
+            self._run(graphs, folder, exact.tokens, (), compare)
+        mean = float(np.stack(terms, axis=1)[counted_steps].mean())
+        return max(0.0, mean) if np.isfinite(mean) else float("inf")
+
+    def _run(
+        self,
+        graphs: ModelGraphs,
+        folder: Path,
+        forced: Array | None,
+        wanted: Collection[str],
+        on_logits: Callable[[Array], None],
+    ) -> Outputs:
         inputs, prompts = dict(self.inputs), self.prompts
         B = len(next(iter(inputs.values())))
         mask = inputs.setdefault("attention_mask", np.ones((B, graphs.sizes.max_source), np.int64))
@@ -129,11 +166,11 @@ class CalibrationRun:
 
         session = _session(folder, "decoder")
         P = 1 if prompts is None else prompts.tokens.shape[1]
-        vocabulary = graphs.sizes.vocabulary if self.scored else 1
         steps = max(1, min(self.most_steps, self.most_rows // B, graphs.sizes.max_target - P))
         sizes = sizes_of(B, mask.shape[1], 1, steps, P)
         step = small_inputs(sizes)
-        step["normalize"][...], step["repetition_penalty"][...], step["candidates"][...] = True, 1, vocabulary
+        step["normalize"][...], step["repetition_penalty"][...], step["candidates"][...] = True, 1, 1
+        step["all_logits"][...] = self.scored
         step["beam_index"][:] = np.arange(B)
         step["tokens"][:, 0] = self.start if prompts is None else prompts.tokens[:, -1]
         if prompts is not None:
@@ -145,7 +182,6 @@ class CalibrationRun:
         }
         kept: dict[str, list[Array]] = {name: [] for name in wanted}
         tokens = np.zeros((B, steps), np.int64)
-        scores = np.zeros((B, steps, vocabulary), np.float32)
         for T in counted(range(1, steps + 1), "steps of calibration inputs"):
             step["lengths"][:], step["history_lengths"][:] = T, P - 1 + T
             step["positions"][:, 0] = step["first_positions"] + T - 1
@@ -154,10 +190,11 @@ class CalibrationRun:
                 found.append(outputs[name])
             caches = {state.input: outputs[state.output] for state in graphs.states}
             if self.scored:
-                np.put_along_axis(scores[:, T - 1], outputs["candidate_tokens"], outputs["candidate_scores"], axis=1)
+                on_logits(outputs[LOGITS])
             tokens[:, T - 1] = outputs["candidate_tokens"][:, 0]
             step["tokens"][:, 0] = (tokens if forced is None else forced)[:, T - 1]
-        return Outputs(encoded, {name: np.concatenate(found) for name, found in kept.items()}, tokens, scores)
+        unscored = np.zeros((B, steps, 1), np.float32)
+        return Outputs(encoded, {name: np.concatenate(found) for name, found in kept.items()}, tokens, unscored)
 
 
 @contextmanager
@@ -185,12 +222,30 @@ def _written(graphs: ModelGraphs, beside: Path) -> Iterator[Path]:
         ) from error
 
 
-def halves(samples: Samples) -> tuple[Samples, Samples]:
-    """Every other sample, and those between them: to choose something, and to measure it on inputs that did not choose
-    it. Of a single one, and of audio and images, which are few, both halves have all."""
+def log_softmax(logits: Array) -> Array:
+    """Log-probabilities float32 [R, vocabulary] of logits."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64))).astype(np.float32)
+
+
+def kullback_leibler(exact: Array, other: Array) -> Array:
+    """KL(exact || other) in nats, float64 [...], of log-probabilities [..., vocabulary]."""
+    wanted = exact.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(np.isneginf(wanted), 0.0, np.exp(wanted) * (wanted - other)).sum(axis=-1))
+
+
+def apart(samples: Samples) -> tuple[Samples, Samples]:
+    """Two of three samples, to choose something, and every third, to measure it on inputs that did not choose it. Of a
+    single one, and of audio and images, which are few, both parts have all."""
     if not isinstance(samples, TextSamples) or len(samples.rows) < 2:
         return samples, samples
-    first, second = (replace(samples, texts=samples.texts[half::2], rows=samples.rows[half::2]) for half in (0, 1))
+    measured = range(1, len(samples.rows), 3)
+    parts = ([index for index in range(len(samples.rows)) if index not in measured], measured)
+    first, second = (
+        replace(samples, texts=tuple(samples.texts[i] for i in part), rows=tuple(samples.rows[i] for i in part))
+        for part in parts
+    )
     return first, second
 
 

@@ -1,19 +1,22 @@
 """The end of int8 and int4: how far the distribution of the next token moves, and forms that keep it within a budget.
 
 A product's own error does not say what it does to the output: an error in the logits' product changes every token, and
-one in a key may change none. So an export measures the whole model too: the int8 graphs are fed the tokens that the
-float32 graphs choose, and the divergence is the mean of KL(float32 || int8) over the steps, in nats. It is also what
-quantising adds to the mean negative log-probability of text that the float32 model would write: 0.01 nats are 1 % of
-the perplexity.
+one in a key may change none. So an export measures the whole model too: the quantised graphs are fed the tokens that
+the float32 graphs choose, and the divergence is the mean of KL(float32 || quantised) over the steps, in nats. It is
+also what quantising adds to the mean negative log-probability of text that the float32 model would write: 0.01 nats are
+1 % of the perplexity.
 
-If the divergence exceeds the budget, products get wider forms ("w4a16" -> "int8" -> "w8a16" -> "fp32") until it does
-not. Only --precision int4 begins with "w4a16".
+There are two bounds. Rows take 16 bits, which cost no memory, and weights 8 bits in place of 4, until the divergence is
+at most the target. Only if it is over the budget with all of these, matrices stay in float32.
 
-1. Each group of products is quantised alone: those of one graph and one shape, which have one role in all layers.
-2. The divergence of a small error grows with its square, and independent errors add up. So a product's harm is the
-   divergence of its group times the product's share in the group's sum of squared errors.
+1. Each group of products is made narrow alone, and all others wide: those of one graph and one shape, which have one
+   role in all layers, and those of the other graph that read the same matrices. What the divergence grows by is the
+   group's harm.
+2. The divergence of a small error grows with its square, and independent errors add up. So a product's harm is its
+   group's times the product's share in the group's sum of squared errors.
 3. Products are widened in the order of the harm that is saved for each byte that a step then reads or multiplies more,
-   until the predicted divergence is within the budget. Then the divergence is measured again, and so on.
+   until the predicted divergence is within the bound; what then turns out not to be needed, the largest first, stays
+   narrow. The divergence is measured again, and so on.
 """
 
 from __future__ import annotations
@@ -24,34 +27,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import DivergenceEntry, QuantizedEntry
-from tightbeam.export.accuracy.calibration_run import Outputs
-from tightbeam.export.accuracy.product_guard import is_allowed, limit, same_bits
+from tightbeam.export.accuracy.product_guard import is_allowed, limit
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import BYTES
 from tightbeam.graph_passes.precision.sites import BITS, FORMS
 
 __all__ = [
+    "Budget",
     "Widening",
-    "divergence",
     "entries_of",
     "steps_before_end",
-    "why_not_int4",
+    "why_not",
     "widened",
     "within_budget",
 ]
 
 MOST_TRIALS = 6
 MARGIN = 0.8
-"""The part of the budget to which the prediction is brought: harms do not add up exactly."""
-LEAST_SHARE = 0.5
-"""The share of the weights that has 4 bits in a bundle in int4, at least: with less, int8 is as good. Tables that no
-operator reads in 4 bits do not count."""
-COST = {"w4a16": BYTES, "int8": 1.0, "w8a16": 1.25, "fp32": 4.0}
-"""Cost of a product in each form, relative to int8: bytes of the matrix, and for "w8a16" the time of 16 rows."""
+"""The part of what is left of a bound to which the prediction is brought: harms do not add up exactly."""
+NEAR = 1.1
+"""Rows of 16 bits are not taken for less than a tenth of the divergence that the weights have."""
+LEAST_SHARE = {"int8": 0.5, "int4": 0.3}
+"""The share of the weights that has a precision's own bits in a bundle, at least: with less, a wider one is as good.
+Tables that no operator reads in 4 bits do not count."""
+COST = {"w4a16": BYTES, "int8": 1.0, "w8a16": 1.25, "blocks": 1.5, "fp32": 4.0}
+"""Cost of a product in each form, relative to int8: bytes of the matrix, and for "w8a16" and "blocks" the time of 16
+rows."""
 STORED = {form: BYTES if bits == 4 else bits / 8 for form, bits in BITS.items()}
 """Bytes of a weight in each form."""
 
 Forms = Mapping[str, str]
+Measure = Callable[[Forms], float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bounds of the divergence in nats a token: ``target`` for rows and for 4 bits, ``most`` for matrices in 8 bits."""
+
+    target: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -76,36 +90,8 @@ def steps_before_end(tokens: Array, end: int | Sequence[int] | None) -> Array:
     return np.cumsum(ends, axis=1) - ends == 0
 
 
-def divergence(exact: Outputs, other: Array, counted: Array) -> float:
-    """Mean of KL(exact || other) in nats.
-
-    Parameters
-    ----------
-    exact
-        The outputs of the float32 graphs.
-    other
-        Log-probabilities float32 [B, steps, vocabulary] of other graphs, fed the same tokens.
-    counted
-        Bool [B, steps]: the steps to count.
-
-    Returns
-    -------
-    float
-        At least 0; infinity if ``other`` is NaN or infinite at a token that ``exact`` allows.
-    """
-    wanted = exact.log_probabilities[counted].astype(np.float64)
-    found = other[counted].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        terms = np.where(np.isneginf(wanted), 0.0, np.exp(wanted) * (wanted - found))
-    mean = float(terms.sum(axis=1).mean())
-    return max(0.0, mean) if np.isfinite(mean) else float("inf")
-
-
 def within_budget(
-    entries: Sequence[QuantizedEntry],
-    readers: Mapping[str, Sequence[str]],
-    measure: Callable[[Forms], float],
-    budget: float,
+    entries: Sequence[QuantizedEntry], readers: Mapping[str, Sequence[str]], measure: Measure, budget: Budget
 ) -> list[Widening]:
     """Widen products until the divergence is within a budget.
 
@@ -116,34 +102,29 @@ def within_budget(
     readers
         By the name of each, the names of all that read its matrix: all have it in the same bits.
     measure
-        Gives the divergence of forms by name; products without a name here are "int8".
+        Gives the divergence of forms by name.
     budget
-        Nats a token.
+        The bounds.
 
     Returns
     -------
     list of Widening
-        Every measurement in order. The last one is within the budget, unless even the widest forms are not. All
-        products are float32 if predictions do not lead there.
+        Every measurement in order. The last one is within the budget, unless even float32 is not.
     """
-    forms = {entry.name: str(entry.kept) for entry in entries}
-    tried = [Widening(dict(forms), measure(forms))]
-    if tried[-1].divergence <= budget:
-        return tried
-    harms = _harms(entries, forms, measure)
-    for _ in range(MOST_TRIALS):
-        before = dict(forms)
-        target = MARGIN * budget / tried[-1].divergence * _predicted(entries, forms, harms)
-        _widen(entries, readers, forms, harms, target)
-        if forms == before:
-            break
-        tried.append(Widening(dict(forms), measure(forms)))
-        if tried[-1].divergence <= budget:
-            return tried
-    widest = dict.fromkeys(forms, "fp32")
-    if tried[-1].forms != widest:
-        tried.append(Widening(widest, measure(widest)))
-    return tried
+    kept = {entry.name: str(entry.kept) for entry in entries}
+    search = _Search(entries, readers, measure, [Widening(kept, measure(kept))])
+    if search.last.divergence <= budget.target:
+        return search.tried
+    wide = search.measured(_in_8_bits(entries, readers))
+    if wide.divergence > budget.most:
+        exact = Widening(dict.fromkeys(kept, "fp32"), 0.0)
+        wide = search.between(wide, exact, budget.most)
+    narrow = {name: "fp32" if wide.forms[name] == "fp32" else form for name, form in kept.items()}
+    goal = max(budget.target, min(budget.most, NEAR * wide.divergence))
+    last = search.between(search.measured(narrow), wide, goal)
+    if search.last != last:
+        search.tried.append(last)
+    return search.tried
 
 
 def widened(entries: Sequence[QuantizedEntry], last: Widening) -> tuple[QuantizedEntry, ...]:
@@ -175,78 +156,130 @@ def entries_of(
     )
 
 
-def why_not_int4(
-    entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], budget: float
+def why_not(
+    precision: str, entries: Sequence[QuantizedEntry], divergences: Sequence[DivergenceEntry], most: float
 ) -> str | None:
-    """The reason why a model is not worth int4, in one line; None if most of its weights have 4 bits."""
-    able = [entry for entry in entries if not entry.embedding or entry.w4a16 is not None]  # no kernels, for example
+    """The reason why a model is not worth int8 or int4, in one line; None if most of its weights have the bits."""
+    in_int4 = precision == "int4"
+    own = ("w4a16",) if in_int4 else ("int8", "w8a16", "blocks")
+    able = [entry for entry in entries if not (in_int4 and entry.embedding and entry.w4a16 is None)]
     numbers = {form: sum(int(np.prod(entry.shape)) for entry in able if entry.kept == form) for form in FORMS}
-    share = numbers["w4a16"] / max(1, sum(numbers.values()))
-    if share >= LEAST_SHARE:
+    share = sum(numbers[form] for form in own) / max(1, sum(numbers.values()))
+    if not able or share >= LEAST_SHARE[precision]:
         return None
     first = divergences[0]
+    wider = "int8" if in_int4 else "fp32"
     return (
-        f"int4 does not hold: within a divergence of {budget:g} nats a token, {share:.0%} of the weights have 4 bits, "
-        f"expected {LEAST_SHARE:.0%} at least; with {first.w4a16} of {len(entries)} products and embeddings in int4 "
-        f"the divergence is {first.divergence:.2g}; pass --precision int8, or a larger --max-divergence"
+        f"{precision} does not hold: within a divergence of {most:.2g} nats a token, {share:.0%} of the weights have "
+        f"{4 if in_int4 else 8} bits, expected {LEAST_SHARE[precision]:.0%} at least; with "
+        f"{sum(getattr(first, form) for form in own)} of {len(entries)} products and embeddings in {precision} the "
+        f"divergence is {first.divergence:.2g}; pass --calibration with texts like yours, a larger --max-divergence, "
+        f"or --precision {wider}"
     )
 
 
-def _harms(entries: Sequence[QuantizedEntry], forms: Forms, measure: Callable[[Forms], float]) -> dict[str, float]:
-    """Divergence for each squared error of a product, by its name: that of its graph and shape."""
-    groups: dict[tuple[object, ...], list[QuantizedEntry]] = {}
-    for entry in entries:
-        graph, _, _ = entry.name.partition(".")
-        groups.setdefault((graph, entry.shape, entry.embedding), []).append(entry)
-    harms: dict[str, float] = {}
-    for group in groups.values():
-        names = {entry.name for entry in group}
-        squares = sum(_square(entry, forms[entry.name]) for entry in group)
-        alone = {entry.name: forms[entry.name] if entry.name in names else "fp32" for entry in entries}
-        harm = measure(alone) / squares if squares else 0.0
-        harms |= dict.fromkeys(names, harm)
-    return harms
+def _in_8_bits(entries: Sequence[QuantizedEntry], readers: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The widest forms of 8 bits; float32 for a matrix that a reader cannot have in them."""
+    widest = {entry.name: "w8a16" if entry.blocks is None else "blocks" for entry in entries}
+    able = {
+        entry.name: entry.kept != "fp32" and is_allowed(widest[entry.name], getattr(entry, widest[entry.name]))
+        for entry in entries
+    }
+    return {name: form if all(able[reader] for reader in readers[name]) else "fp32" for name, form in widest.items()}
+
+
+@dataclass
+class _Search:
+    """Forms between narrow and wide ones, with all measurements in order."""
+
+    entries: Sequence[QuantizedEntry]
+    readers: Mapping[str, Sequence[str]]
+    measure: Measure
+    tried: list[Widening]
+
+    @property
+    def last(self) -> Widening:
+        return self.tried[-1]
+
+    def measured(self, forms: dict[str, str]) -> Widening:
+        """The measurement of forms, which is made once."""
+        for widening in self.tried:
+            if widening.forms == forms:
+                return widening
+        self.tried.append(Widening(forms, self.measure(forms)))
+        return self.last
+
+    def between(self, narrow: Widening, wide: Widening, goal: float) -> Widening:
+        """Forms whose divergence is at most ``goal``, as few of them wide as it takes; else the wide ones."""
+        if narrow.divergence <= goal:
+            return narrow
+        units = self._units(narrow.forms, wide)
+        room, scale, before = MARGIN * (goal - wide.divergence), 1.0, narrow
+        for _ in range(MOST_TRIALS):
+            chosen = _chosen(units, room / scale)
+            names = {name for unit in chosen for name in unit.names}
+            forms = {name: (wide if name in names else narrow).forms[name] for name in narrow.forms}
+            if forms in (before.forms, wide.forms):
+                break
+            before = self.measured(forms)
+            if before.divergence <= goal:
+                return before
+            predicted = sum(unit.harm for unit in units if unit not in chosen)
+            scale = max(1.25 * scale, (before.divergence - wide.divergence) / predicted if predicted > 0 else 0.0)
+        return self.measured(dict(wide.forms))
+
+    def _units(self, narrow: Forms, wide: Widening) -> list[_Unit]:
+        """What can be widened by itself: a product, or all readers of a matrix if its bits change."""
+        by_name = {entry.name: entry for entry in self.entries}
+        groups: dict[tuple[object, ...], list[tuple[list[str], float, float]]] = {}
+        met: set[str] = set()
+        for entry in self.entries:
+            form, wider = narrow[entry.name], wide.forms[entry.name]
+            if form == wider or entry.name in met:
+                continue
+            names = [entry.name] if BITS[form] == BITS[wider] else list(self.readers[entry.name])
+            met |= set(names)
+            squares = [
+                _square(by_name[name], narrow[name]) - _square(by_name[name], wide.forms[name]) for name in names
+            ]
+            cost = (COST[wider] - COST[form]) * float(np.prod(entry.shape))
+            graph, _, _ = self.readers[entry.name][0].partition(".")
+            key = graph, entry.shape, entry.embedding, len(names)
+            groups.setdefault(key, []).append((names, max(0.0, sum(squares)), cost))
+        units = []
+        for group in groups.values():
+            inside = {name for names, _, _ in group for name in names}
+            alone = {name: narrow[name] if name in inside else form for name, form in wide.forms.items()}
+            total = sum(square for _, square, _ in group)
+            harm = max(0.0, self.measure(alone) - wide.divergence) / total if total else 0.0
+            units += [_Unit(tuple(names), harm * square, cost) for names, square, cost in group]
+        return units
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Products that are widened together, what they add to the divergence if they are not, and what widening costs."""
+
+    names: tuple[str, ...]
+    harm: float
+    cost: float
+
+
+def _chosen(units: Sequence[_Unit], room: float) -> list[_Unit]:
+    """Units to widen so that the harm of the others is at most ``room``."""
+    left, chosen = sum(unit.harm for unit in units), []
+    for unit in sorted(units, key=lambda unit: -unit.harm / unit.cost):
+        if left <= room:
+            break
+        chosen.append(unit)
+        left -= unit.harm
+    for unit in sorted(chosen, key=lambda unit: -unit.cost):
+        if left + unit.harm <= room:
+            chosen.remove(unit)
+            left += unit.harm
+    return chosen
 
 
 def _square(entry: QuantizedEntry, form: str) -> float:
-    error = _error(entry, form)
+    error = None if form == "fp32" else getattr(entry, form)
     return 0.0 if error is None else error**2
-
-
-def _error(entry: QuantizedEntry, form: str) -> float | None:
-    """The error in a form; None if it was not measured, or is not finite, and in float32."""
-    return None if form == "fp32" else getattr(entry, form)
-
-
-def _predicted(entries: Sequence[QuantizedEntry], forms: Forms, harms: Mapping[str, float]) -> float:
-    return sum(harms[entry.name] * _square(entry, forms[entry.name]) for entry in entries)
-
-
-def _widen(
-    entries: Sequence[QuantizedEntry],
-    readers: Mapping[str, Sequence[str]],
-    forms: dict[str, str],
-    harms: Mapping[str, float],
-    target: float,
-) -> None:
-    """Widen products in ``forms``, the most useful first, until the predicted divergence is at most ``target``."""
-    errors = {entry.name: {form: _error(entry, form) for form in FORMS} for entry in entries}
-    while _predicted(entries, forms, harms) > target:
-        best, worth = None, 0.0
-        for entry in entries:
-            form = forms[entry.name]
-            for wider in FORMS[FORMS.index(form) + 1 :]:
-                if not is_allowed(wider, errors[entry.name][wider]):
-                    continue
-                saved = harms[entry.name] * (_square(entry, form) - _square(entry, wider))
-                own = saved / ((COST[wider] - COST[form]) * float(np.prod(entry.shape)))
-                if own > worth:
-                    best, worth = (entry.name, wider), own
-        if best is None:
-            return
-        name, wider = best
-        if BITS[wider] > BITS[forms[name]]:
-            found = same_bits([errors[reader] for reader in readers[name]], BITS[wider])
-            forms |= zip(readers[name], found, strict=True)
-        if BITS[wider] == BITS[forms[name]]:
-            forms[name] = wider

@@ -19,71 +19,116 @@ would be theirs alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from tightbeam.deploy.bundle.manifest import QuantizedEntry
-from tightbeam.export.accuracy.gptq import corrected
+from tightbeam.export.accuracy.gptq import Correction, correction, to_int4, to_int8
 from tightbeam.export.counts import counted
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import Int4Matrix, nearest
-from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, quantized_columns
-from tightbeam.graph_passes.precision.quantize import NO_INT4
+from tightbeam.graph_passes.precision.integers import MOST, SMALLEST, Int8Matrix, quantized_columns
 from tightbeam.graph_passes.precision.sites import BITS, FORMS, Site
 from tightbeam.plugins.ops._split_rows import STEPS
 from tightbeam.plugins.ops.int4_matmul import BLOCK
 
 __all__ = [
     "ALLOWED",
+    "Rounded",
     "forms_of",
     "int4_error",
-    "int4_matrices",
-    "int8_error",
     "is_allowed",
     "limit",
     "measure_products",
     "readers_of",
+    "rounded_matrices",
     "same_bits",
+    "w8a16_error",
 ]
 
 ALLOWED = 0.03
 """Largest error of a product in int8, relative to its output: twice the largest usual one. The products of the demo
 model err by 0.40 to 1.44 %, products of small random models by 0.5 to 1.2 %, and random weights in BART-large's shapes
 by at most 1.6 %: 20 to 50 times as much as in float16. A column that is 500 times as large costs 50 % or more."""
+ALLOWED_EMBEDDING = 0.015
+"""Largest error of an embedding with one scale for each token, if the width allows blocks. Tokens of published models
+err by 1.2 % (SmolLM2-135M, Whisper base), 1.9 % (Gemma 3 270M) and 3.0 % (Whisper tiny.en). In Gemma that alone costs
+as much divergence as all products (0.0017 nats); with blocks of 128 numbers a fifth of it."""
 ALLOWED_INT4 = 0.2
 """Largest error of a product with a matrix of 4 bits: twice the median of trained models without corrections, which is
 9 %."""
+BLOCKS = (128, 96, 64, 32)
+"""Numbers of a block: the first that divides a column."""
 MOST_COLUMNS = 1024
 """Columns of a product, or tokens of an embedding, that are measured, at even distances; each has its own scale."""
 
 
-def int4_matrices(sites: Sequence[Site], rows: Mapping[str, Array]) -> dict[str, Int4Matrix]:
-    """Round the matrices of products and embeddings to 4 bits.
+@dataclass(frozen=True)
+class Rounded:
+    """Matrices in integers by the names of the sites that read them.
+
+    Attributes
+    ----------
+    int8 : dict
+        Of every other product and embedding but those of heads.
+    blocks : dict
+        With a scale for each block of a column: embeddings that err by more than ``ALLOWED_EMBEDDING`` with one scale
+        for each token, since a few large numbers of a token cost its others their bits.
+    int4 : dict
+        Of those whose rows are a multiple of 32 numbers; empty without int4.
+    """
+
+    int8: Mapping[str, Int8Matrix] = field(default_factory=dict)
+    blocks: Mapping[str, Int8Matrix] = field(default_factory=dict)
+    int4: Mapping[str, Int4Matrix] = field(default_factory=dict)
+
+
+def rounded_matrices(
+    sites: Sequence[Site], rows: Mapping[str, Array], *, in_int4: bool = False, in_blocks: bool = True
+) -> Rounded:
+    """Round the matrices of products and embeddings to 8 bits, and to 4 bits too if ``in_int4``.
+
+    ``in_blocks``: an embedding may have blocks.
 
     Parameters
     ----------
     sites, rows
-        As of :func:`measure_products`.
-
-    Returns
-    -------
-    dict
-        By the name of the site; readers of one matrix share the result. Matrices of heads, and those whose rows are not
-        a multiple of 32 numbers, are missing.
+        As of :func:`measure_products`; rows of several products that are one array correct all of them alike.
     """
-    found: dict[str, Int4Matrix] = {}
-    for shared in counted(_by_matrix(sites), "matrices rounded to 4 bits"):
-        first = shared[0]
-        if first.heads or first.place is not None or first.X % BLOCK or any(site.X != first.X for site in shared):
+    int8: dict[str, Int8Matrix] = {}
+    blocks: dict[str, Int8Matrix] = {}
+    int4: dict[str, Int4Matrix] = {}
+    corrections: dict[tuple[int, ...], Correction | None] = {}
+    for shared in counted(_by_matrix(sites), "matrices rounded to integers"):
+        first, names = shared[0], [site.name for site in shared]
+        if first.heads or first.place is not None or any(site.X != first.X for site in shared):
             continue
-        matrix = corrected(first.values, [rows[site.name] for site in shared if site.name in rows])
-        found |= dict.fromkeys((site.name for site in shared), matrix)
-    return found
+        given = [rows[name] for name in names if name in rows]
+        key = tuple(map(id, given))
+        if key not in corrections:
+            corrections = {key: correction(given)}  # products that read the same rows stand side by side
+        count = _blocks(first) if in_blocks and any(site.rows is None for site in shared) else 1
+        (int8 if count == 1 else blocks).update(dict.fromkeys(names, to_int8(first.values, corrections[key], count)))
+        if in_int4 and first.X % BLOCK == 0:
+            int4 |= dict.fromkeys(names, to_int4(first.values, corrections[key]))
+    return Rounded(int8, blocks, int4)
+
+
+NOT_ROUNDED = Rounded()
+
+
+def _blocks(site: Site) -> int:
+    """Blocks of each column of a matrix that an embedding reads."""
+    width = next((width for width in BLOCKS if site.X % width == 0), site.X)
+    columns = _some_columns(site.values)
+    error = _relative(_nearest(None, columns, MOST), _exact(None, columns))
+    return site.X // width if error is not None and error > ALLOWED_EMBEDDING else 1
 
 
 def measure_products(
-    sites: Sequence[Site], rows: Mapping[str, Array], int4: Mapping[str, Int4Matrix] = NO_INT4
+    sites: Sequence[Site], rows: Mapping[str, Array], rounded: Rounded = NOT_ROUNDED
 ) -> tuple[QuantizedEntry, ...]:
     """Measure products and embeddings, and choose the form of each.
 
@@ -93,8 +138,8 @@ def measure_products(
         What can be quantised.
     rows
         float32 [rows, X] of each product, by the name of its site; [rows, H X] of the products of H heads.
-    int4
-        Matrices of 4 bits by the name of the site, to be measured too.
+    rounded
+        Matrices in integers; of 8 bits, one that is missing is rounded to the nearest.
 
     Returns
     -------
@@ -102,7 +147,7 @@ def measure_products(
         One for each site, in order. Sites that share a matrix have it in the same bits, so that it is stored once.
     """
     matrices = counted(_by_matrix(sites), "matrices measured in int8")
-    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows, int4)}
+    entries = {entry.name: entry for shared in matrices for entry in _measure(shared, rows, rounded)}
     return tuple(entries[site.name] for site in sites)
 
 
@@ -137,7 +182,7 @@ def is_allowed(form: str, error: float | None) -> bool:
     return form == "fp32" or (error is not None and error <= limit(form))
 
 
-def same_bits(readers: Sequence[Mapping[str, float | None]], least: int = 0) -> list[str]:
+def same_bits(readers: Sequence[Mapping[str, float | None]], least: float = 0) -> list[str]:
     """The cheapest form of each reader of a matrix whose error is allowed, if all have it in the same bits.
 
     Parameters
@@ -156,38 +201,45 @@ def same_bits(readers: Sequence[Mapping[str, float | None]], least: int = 0) -> 
 
 
 def int4_error(rows: Array, matrix: Array) -> float | None:
-    """The error of rows [rows, X] times a matrix [X, Y] in 4 bits, or in int8 if 32 does not divide X."""
+    """The error of rows [rows, X] times a matrix [X, Y] in 4 bits, or in 8 if 32 does not divide X."""
     if len(matrix) % BLOCK:
-        return int8_error(rows, matrix)
+        return w8a16_error(rows, matrix)
     matrix = _some_columns(matrix)
     return _relative(rows @ nearest(matrix).values, _exact(rows, matrix))
 
 
-def int8_error(rows: Array, matrix: Array) -> float | None:
-    """The error of rows [rows, X] times a matrix [X, Y] in int8; None if it is NaN or infinite."""
+def w8a16_error(rows: Array, matrix: Array) -> float | None:
+    """The error of rows [rows, X] times a matrix [X, Y] in 8 bits, with rows of 16; None if it is NaN or infinite."""
     matrix = _some_columns(matrix)
-    return _relative(_quantized(rows, matrix), _exact(rows, matrix))
+    return _relative(_wide(rows, matrix), _exact(rows, matrix))
 
 
-def _measure(
-    readers: Sequence[Site], rows: Mapping[str, Array], int4: Mapping[str, Int4Matrix]
-) -> Iterator[QuantizedEntry]:
+def _measure(readers: Sequence[Site], rows: Mapping[str, Array], rounded: Rounded) -> Iterator[QuantizedEntry]:
     """Measure the readers of one matrix, and choose their forms: "int8" and "w8a16" read the same bytes."""
     parts = [_parts(site, rows.get(site.name)) for site in readers]
     exact = [_outputs(each, _exact) for each in parts]
+    name = readers[0].name
 
-    def errors_of(form: _Form) -> list[float | None]:
-        return [_relative(_outputs(each, form), outputs) for each, outputs in zip(parts, exact, strict=True)]
+    def errors_of(form: _Form, values: Array | None = None) -> list[float | None]:
+        """The errors of a form, of ``values`` in place of the matrix."""
+        given = [[(x, matrix if values is None else values) for x, matrix in each] for each in parts]
+        return [_relative(_outputs(each, form), outputs) for each, outputs in zip(given, exact, strict=True)]
 
-    errors = {"int8": errors_of(_quantized), "w8a16": errors_of(_wide)}
-    if readers[0].name in int4:
-        values = _some_columns(int4[readers[0].name].values)
-        rounded = [_relative(_single(each[0][0], values), outputs) for each, outputs in zip(parts, exact, strict=True)]
-        errors = {"w4a16": rounded, **errors}
+    if name in rounded.int8:
+        int8 = rounded.int8[name].columns(_step(readers[0].Y)).values
+        errors = {"int8": errors_of(_short, int8), "w8a16": errors_of(_long, int8)}
+    else:
+        errors = {"int8": errors_of(_quantized), "w8a16": errors_of(_wide)}
+    if name in rounded.blocks:
+        errors["blocks"] = errors_of(_long, rounded.blocks[name].columns(_step(readers[0].Y)).values)
+    if name in rounded.int4:
+        errors = {"w4a16": errors_of(_single, _some_columns(rounded.int4[name].values)), **errors}
     fp16, fp32 = errors_of(_half), errors_of(_single)
     own = [{form: found[index] for form, found in errors.items()} for index in range(len(readers))]
-    kept = same_bits(own)
-    alone = [BITS[same_bits([found])[0]] for found in own]
+    of_blocks = ("int8", "w8a16") if name in rounded.blocks else ()
+    able = [{form: error for form, error in each.items() if form not in of_blocks} for each in own]
+    kept = same_bits(able)
+    alone = [BITS[same_bits([found])[0]] for found in able]
     widest = readers[alone.index(max(alone))].name
     for index, site in enumerate(readers):
         yield QuantizedEntry(
@@ -197,6 +249,7 @@ def _measure(
             w4a16=own[index].get("w4a16"),
             int8=own[index]["int8"],
             w8a16=own[index]["w8a16"],
+            blocks=own[index].get("blocks"),
             fp16=fp16[index],
             fp32=fp32[index],
             allowed=limit(kept[index]),
@@ -213,7 +266,7 @@ def _reason(errors: Mapping[str, float | None], kept: str, widest: str) -> str:
             break
         if is_allowed(form, error):
             return f"it shares the matrix of {widest}"
-        allowed = "" if form == "w8a16" else f", {limit(form):.0%} is allowed"
+        allowed = "" if form in ("w8a16", "blocks") else f", {limit(form):.0%} is allowed"
         said.append(f"{form} errs by {_percent(error)}{allowed}")
     return "; ".join(said)
 
@@ -238,7 +291,12 @@ def _parts(site: Site, rows: Array | None) -> list[_Part]:
 
 def _some_columns(matrix: Array) -> Array:
     """The columns of a matrix [.., X, Y] that are measured."""
-    return np.ascontiguousarray(matrix[..., :: -(-matrix.shape[-1] // MOST_COLUMNS)])
+    return np.ascontiguousarray(matrix[..., :: _step(matrix.shape[-1])])
+
+
+def _step(Y: int) -> int:
+    """The distance between columns that are measured."""
+    return -(-Y // MOST_COLUMNS)
 
 
 def _outputs(parts: Sequence[_Part], form: _Form) -> Array:
@@ -275,17 +333,22 @@ def _storage(site: Site) -> tuple[int, ...]:
     return int(values.__array_interface__["data"][0]), *sorted(values.shape)
 
 
-def _quantized(rows: Array | None, matrix: Array, steps: int = MOST) -> Array:
-    """The product of rows in ``steps`` steps and columns in int8, or the quantised rows of an embedding."""
-    integers, scale = quantized_columns(matrix)
-    rounded = integers * scale
+def _with_rows(rows: Array | None, matrix: Array, steps: int) -> Array:
+    """The product of rows in ``steps`` steps and a matrix, or the rows of an embedding."""
     if rows is None:
-        return np.asarray(rounded.T)
+        return np.asarray(matrix.T)
     largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), SMALLEST)
-    return np.asarray((np.rint(rows * (steps / largest)) * (largest / steps)) @ rounded)
+    return np.asarray((np.rint(rows * (steps / largest)) * (largest / steps)) @ matrix)
 
 
-_wide = partial(_quantized, steps=STEPS)
+def _nearest(rows: Array | None, matrix: Array, steps: int) -> Array:
+    """The same, with columns rounded to the nearest integers of 8 bits."""
+    integers, scale = quantized_columns(matrix)
+    return _with_rows(rows, integers * scale, steps)
+
+
+_short, _long = partial(_with_rows, steps=MOST), partial(_with_rows, steps=STEPS)
+_quantized, _wide = partial(_nearest, steps=MOST), partial(_nearest, steps=STEPS)
 
 
 def _relative(found: Array, exact: Array) -> float | None:

@@ -37,8 +37,8 @@ def product_rows(graphs: ModelGraphs, sites: Sequence[Site], run: CalibrationRun
     Returns
     -------
     tuple
-        By the name of the site float32 [rows, X], or [rows, H X] of H heads, with ``run.most_rows`` rows at most; and
-        what the model generated.
+        By the name of the site float32 [rows, X], or [rows, H X] of H heads, with ``run.most_rows`` rows at most, one
+        array for all products of the same rows; and what the model generated.
 
     Raises
     ------
@@ -51,11 +51,9 @@ def product_rows(graphs: ModelGraphs, sites: Sequence[Site], run: CalibrationRun
         for name, graph in (("encoder", tapped.encoder), ("decoder", tapped.decoder))
     }
     found = run(tapped, wanted=set(read["decoder"].values()))
+    taken = {output: rows[evenly(len(rows), run.most_rows)] for output, rows in found.decoded.items()}
     rows = {site: found.encoded[output] for site, output in read["encoder"].items()}
-    for site, output in read["decoder"].items():
-        all_rows = found.decoded[output]
-        rows[site] = all_rows[evenly(len(all_rows), run.most_rows)]
-    return rows, found
+    return rows | {site: taken[output] for site, output in read["decoder"].items()}, found
 
 
 def _tap(build: Builder, sites: Sequence[Site], name: str) -> dict[str, str]:

@@ -198,7 +198,12 @@ def _draws(checkpoint: Checkpoint, samples: Samples, settings: dict[str, Any]) -
     return bundle_draws(samples.rows, settings[SEED], streams, settings["max_new_tokens"] * drawn)
 
 
-def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS, recordings: Sequence[str] = ()) -> Samples:
+def samples_of(
+    checkpoint: Checkpoint,
+    texts: Sequence[str] = SAMPLE_TEXTS,
+    recordings: Sequence[str] = (),
+    longest: int = MAX_SAMPLE_TOKENS,
+) -> Samples:
     """Inputs that suit a model.
 
     Parameters
@@ -209,6 +214,8 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS, reco
         Texts, of which the longest beginnings that fit are taken.
     recordings
         Names of audio files for a speech model.
+    longest
+        Most tokens of a text.
 
     Returns
     -------
@@ -218,7 +225,11 @@ def samples_of(checkpoint: Checkpoint, texts: Sequence[str] = SAMPLE_TEXTS, reco
     """
     if checkpoint.family.reads_images:
         return image_samples(checkpoint)
-    return speech_samples(checkpoint, recordings) if checkpoint.family.is_speech else _text_samples(checkpoint, texts)
+    return (
+        speech_samples(checkpoint, recordings)
+        if checkpoint.family.is_speech
+        else _text_samples(checkpoint, texts, longest)
+    )
 
 
 def _settings(checkpoint: Checkpoint, longest_input: int) -> Iterator[dict[str, Any]]:
@@ -261,8 +272,8 @@ def _with_prompts(samples: Samples, sequences: list[list[int]]) -> list[list[int
     return [[*prompt, *row] for prompt, row in zip(samples.rows, sequences, strict=True)]
 
 
-def _text_samples(checkpoint: Checkpoint, texts: Sequence[str]) -> TextSamples:
-    limit = min(checkpoint.sizes.max_source, MAX_SAMPLE_TOKENS)
+def _text_samples(checkpoint: Checkpoint, texts: Sequence[str], longest: int) -> TextSamples:
+    limit = min(checkpoint.sizes.max_source, longest)
     if checkpoint.sizes.decoder_only:  # new tokens need positions too
         limit = min(limit, max(1, checkpoint.sizes.max_source // 2))
     if checkpoint.tokenizer is not None:
@@ -291,6 +302,9 @@ def _prompt_padding(checkpoint: Checkpoint) -> int | None:
 
 def _longest_beginning(tokenizer: Any, text: str, limit: int) -> tuple[str, list[int] | None]:
     """The longest beginning of a text, in words, of at most ``limit`` tokens; None if the first word has more."""
+    whole = list(tokenizer(text, verbose=False).input_ids)
+    if len(whole) <= limit:
+        return text, whole
     words = text.split()[:limit]  # no word has less than a token
     fits, beyond = 0, len(words) + 1
     ids: list[int] | None = None

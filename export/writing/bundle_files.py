@@ -46,6 +46,7 @@ def write_files(
     guard: Sequence[GuardEntry] = (),
     quantized: Sequence[QuantizedEntry] = (),
     divergences: Sequence[DivergenceEntry] = (),
+    ggml_divergence: float | None = None,
     quantized_caches: Sequence[QuantizedCacheEntry] = (),
     cache_divergence: float | None = None,
     *,
@@ -76,6 +77,8 @@ def write_files(
         Results of the guard, one for each product and embedding that int8 may quantise.
     divergences
         How the forms of these were chosen.
+    ggml_divergence
+        Divergence of Q8_0, or Q4_0 in int4, on the same inputs; None if it was not measured.
     quantized_caches
         The same, one for each cache in int8.
     cache_divergence
@@ -129,6 +132,7 @@ def write_files(
         guard=tuple(guard),
         quantized=tuple(quantized),
         divergences=tuple(divergences),
+        ggml_divergence=ggml_divergence,
         quantized_caches=tuple(quantized_caches),
         cache_divergence=cache_divergence,
         weight_threshold=weight_threshold,

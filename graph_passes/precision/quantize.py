@@ -14,8 +14,9 @@ Kernels of convolutions and positions that are added are stored in int8, and com
 float32: caches, attention, norms, and products whose input width is not a multiple of 4.
 
 ``forms`` gives products and embeddings another form, by name: "w8a16" keeps 15 bits of a product's rows, and "fp32"
-leaves it as it is. "w4a16" has weights of 4 bits as well, which ``int4`` gives. The guard makes that choice
-(``export/accuracy``).
+leaves it as it is. "w4a16" has weights of 4 bits as well, which ``int4`` gives, and "blocks" several scales in a
+column, with matrices that ``made`` has; so has "ggml", with a scale for 32 numbers of a row and of a column. The guard
+makes that choice (``export/accuracy``).
 
     x - MatMul(W)                 ->  x - SplitRowsMatMul(W uint8, scale), or x - Int4MatMul(W uint8, scales, scale)
     tokens - Gather(E)            ->  tokens - Int4Gather(E^T uint8, scales, scale), if the form is "w4a16"
@@ -30,7 +31,8 @@ kernels alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -39,15 +41,19 @@ import onnx_graphsurgeon as gs
 from tightbeam.graph_passes.builder import tidy
 from tightbeam.graph_passes.model import ModelGraphs, PassResult, Sizes
 from tightbeam.graph_passes.precision.int4 import Int4Matrix
-from tightbeam.graph_passes.precision.integers import Made, QuantizedWeights
+from tightbeam.graph_passes.precision.integers import IN_INT8, Made, QuantizedWeights
 from tightbeam.graph_passes.precision.products import Products
 from tightbeam.graph_passes.precision.sites import Site, named_graphs, sites_of, tables_of
 
-__all__ = ["NO_FORMS", "NO_INT4", "quantize"]
+__all__ = ["NO_FORMS", "NO_INT4", "quantize", "with_short_rows"]
 
 NAME = "quantize"
 NO_FORMS: Mapping[str, str] = MappingProxyType({})
 NO_INT4: Mapping[str, Int4Matrix] = MappingProxyType({})
+WIDE_ROWS = frozenset({"w4a16", "w8a16", "blocks"})
+"""Forms whose rows keep 15 bits."""
+NARROW = {"SplitRowsMatMul": "DynamicQuantizeMatMul", "SplitRowsHeadMatMul": "HeadMatMul"}
+"""Products of rows of 15 bits, and those of rows of 8 bits that have the same inputs."""
 
 
 def quantize(
@@ -70,16 +76,44 @@ def quantize(
     made
         Quantised matrices that the copies of these graphs share. Those that it lacks are added.
     """
-    in_int4 = {name: matrix for name, matrix in int4.items() if forms.get(name) == "w4a16"}
-    weights = QuantizedWeights(in_int4, {} if made is None else made)
+    weights = QuantizedWeights(forms, int4, {} if made is None else made)
     matched = sum(_quantize(graph, name, graphs.sizes, weights, forms) for name, graph in named_graphs(graphs))
     return PassResult(NAME, matched, "" if matched else "no product with a constant matrix", weights.bytes_saved)
+
+
+def with_short_rows(graphs: ModelGraphs, names: Collection[str], found: Sequence[Site], made: Made) -> ModelGraphs:
+    """Copy of quantised graphs in which products of the form "w8a16" have the form "int8", with the same outputs as if
+    they had been quantised so.
+
+    Parameters
+    ----------
+    graphs
+        Graphs after ``to_precision``.
+    names
+        Sites, of those whose form is "w8a16".
+    found
+        All sites of the float32 graphs.
+    made
+        What ``quantize`` made of their matrices.
+    """
+    short = {
+        (site.name.partition(".")[0], id(made[id(site.matrix.values), site.transposed, IN_INT8][1][0]))
+        for site in found
+        if site.name in names and site.rows is not None
+    }
+    graphs = replace(graphs.copy(), prompt=None, prefill=None)
+    for name, graph in named_graphs(graphs):
+        for node in graph.nodes:
+            if (node.op in NARROW or node.op == "QuantizedBeamTopK") and (name, id(node.inputs[1].values)) in short:
+                node.op = NARROW.get(node.op, node.op)
+                node.attrs.pop("split", None)
+    return graphs
 
 
 def _quantize(graph: gs.Graph, name: str, sizes: Sizes, weights: QuantizedWeights, forms: Mapping[str, str]) -> int:
     tidy(graph)
     chosen = [site for site in sites_of(graph, name, sizes) if forms.get(site.name) != "fp32"]
-    wide = {site.name for site in chosen if forms.get(site.name) in ("w8a16", "w4a16")}
+    wide = {site.name for site in chosen if forms.get(site.name) in WIDE_ROWS}
     readers = Counter(site.rows.name for site in chosen if site.rows is not None and site.name not in wide)
     quantizer = _Quantizer(Products(graph, NAME, name), weights, wide, readers)
     for site in chosen:
@@ -105,18 +139,21 @@ class _Quantizer:
 
     def replace(self, site: Site) -> None:
         if site.rows is None:
-            op = "Int4Gather" if site.name in self.weights.int4 else "QuantizedGather"
+            op = "Int4Gather" if self._form(site) == "w4a16" else "QuantizedGather"
             self.products.embedding(site, op, self._matrix(site))
         elif site.heads:
             self._products_of_heads(site, site.rows)
-        elif site.name in self.wide or self.readers[site.rows.name] == 1:
-            split = "Int4MatMul" if site.name in self.weights.int4 else "SplitRowsMatMul"
+        elif site.name in self.wide or self.readers[site.rows.name] == 1 or self._form(site) == "ggml":
+            split = "Int4MatMul" if self._form(site) == "w4a16" else "SplitRowsMatMul"
             op = split if site.name in self.wide else "DynamicQuantizeMatMul"
             rows = self.products.matrix_of(site, site.X)
             self.products.product(site, op, [rows, *self._matrix(site)], activates=True)
         else:
             inputs = [*self._quantized_rows(site, site.rows), *self._matrix(site)]
             self.products.product(site, "QuantizedMatMul", inputs, activates=True)
+
+    def _form(self, site: Site) -> str:
+        return self.weights.forms.get(site.name, "int8")
 
     def store(self, site: Site) -> None:
         """Keep a table in integers, and make it float32 in every run."""

@@ -23,11 +23,12 @@ FEWEST_POSITIONS = 32
 """Rows from which a table of positions is quantised."""
 NARROWEST_TABLE = 32
 """Fewest numbers of a row of a table. With fewer, as in a depthwise convolution, the scales would outweigh them."""
-FORMS = ("w4a16", "int8", "w8a16", "fp32")
+FORMS = ("w4a16", "int8", "w8a16", "blocks", "fp32")
 """Forms of a product or an embedding, the cheapest first: weights of 4 bits and rows of 16; integers of 8 bits; weights
-of 8 bits and rows of 16; as it is."""
-BITS = {"w4a16": 4, "int8": 8, "w8a16": 8, "fp32": 32}
-"""Bits of a weight in each form. All readers of a matrix have forms of the same bits, so that it is stored once."""
+of 8 bits and rows of 16; these with a scale for each block of a column and of a row; as it is."""
+BITS = {"w4a16": 4, "int8": 8, "w8a16": 8, "blocks": 8.25, "fp32": 32}
+"""Bits of a weight in each form, with the scales of blocks of 128 numbers. All readers of a matrix have forms of the
+same bits, so that it is stored once."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""Matrices rounded to 4 bits: to the nearest number, and with corrections for calibration rows."""
+"""Matrices rounded to 4 and to 8 bits: to the nearest number, and with corrections for calibration rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tightbeam.export.accuracy.gptq import corrected
+from tightbeam.export.accuracy.gptq import correction, to_int4, to_int8
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.int4 import LEAST, MOST, Int4Matrix, nearest
+from tightbeam.graph_passes.precision.integers import Int8Matrix
 from tightbeam.plugins.ops.int4_matmul import BLOCK
 
 X, Y = 96, 50
@@ -26,7 +27,11 @@ def correlated_rows(seed: int, count: int) -> Array:
     return rows.astype(np.float32)
 
 
-def error(rounded: Int4Matrix, exact: Array, rows: Array) -> float:
+def corrected(exact: Array, rows: list[Array]) -> Int4Matrix:
+    return to_int4(exact, correction(rows))
+
+
+def error(rounded: Int4Matrix | Int8Matrix, exact: Array, rows: Array) -> float:
     return float(np.linalg.norm(rows @ (rounded.values - exact)) / np.linalg.norm(rows @ exact))
 
 
@@ -59,3 +64,35 @@ def test_rows_that_say_nothing_are_left_out() -> None:
     np.testing.assert_array_equal(corrected(exact, [spoiled]).values, corrected(exact, [rows]).values)
     for nothing in ([], [np.zeros((5, X), np.float32)], [rows[:0]]):
         np.testing.assert_array_equal(corrected(exact, nothing).values, nearest(exact).values)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_8_bits_are_corrected_too(blocks: int) -> None:
+    """In blocks, each of which has a scale; integers stay within 127, and columns of zeros are zeros."""
+    exact, rows, others = matrix(1), correlated_rows(2, 500), correlated_rows(3, 300)
+    exact[5] *= 20
+    exact[:, 3] = 0
+    found, plain = to_int8(exact, correction([rows]), blocks), to_int8(exact, None, blocks)
+    assert found.scale.shape == plain.scale.shape == (blocks, Y)
+    assert found.integers.dtype == np.int8 and found.integers.min() >= -127
+    assert not found.values[:, 3].any()
+    assert error(found, exact, others) < 0.7 * error(plain, exact, others)
+    np.testing.assert_array_equal(found.columns(7).values, found.values[:, ::7])
+
+
+def test_blocks_keep_small_numbers_beside_large_ones() -> None:
+    exact = matrix(1)
+    exact[5] *= 100
+    errors = [np.abs(to_int8(exact, None, blocks).values - exact)[32:].mean() for blocks in (1, 3)]
+    assert errors[1] < errors[0] / 20
+
+
+def test_many_columns_are_rounded_as_few_are() -> None:
+    """Parts of a matrix are rounded side by side."""
+    rows = correlated_rows(2, 200)
+    wide = np.concatenate([matrix(seed) for seed in range(50)], axis=1)
+    by = correction([rows])
+    whole, part = to_int8(wide, by), to_int8(np.ascontiguousarray(wide[:, 2000:2050]), by)
+    same = whole.integers[:, 2000:2050] == part.integers
+    assert same.mean() > 0.999  # but for the rounding of sums
+    np.testing.assert_allclose(whole.scale[:, 2000:2050], part.scale)

@@ -23,10 +23,11 @@ from tightbeam.export.accuracy.compare import TIMES, Times
 from tightbeam.export.accuracy.precision_error import measure_rounding_pair, speed_note
 from tightbeam.export.accuracy.product_guard import (
     ALLOWED,
+    Rounded,
     forms_of,
-    int4_matrices,
     limit,
     measure_products,
+    rounded_matrices,
     same_bits,
 )
 from tightbeam.export.options import ExportOptions
@@ -175,9 +176,9 @@ def test_a_matrix_of_4_bits_has_them_for_all_readers_or_none() -> None:
     rows = generator.standard_normal((R, 576)).astype(np.float32)
     rows[:, 7] *= 100
     found = tied(table)
-    int4 = int4_matrices(found, {})  # rounded to the nearest
+    int4 = rounded_matrices(found, {}, in_int4=True).int4  # rounded to the nearest
     for form in ("w4a16", "int8"):
-        embedding, logits = measure_products(found, {"logits": rows}, int4)
+        embedding, logits = measure_products(found, {"logits": rows}, Rounded(int4=int4))
         assert int4["embedding"] is int4["logits"]
         assert BITS[embedding.kept] == BITS[logits.kept] and embedding.kept == form
         assert (embedding.allowed, logits.allowed) == (limit(embedding.kept), limit(logits.kept))
@@ -234,8 +235,9 @@ def test_the_report_counts_what_is_not_in_int8() -> None:
     assert describe_products(entries[1:], (), 0.05) == ""
     measured = DivergenceEntry(divergence=0.02, int8=1, w8a16=1, fp32=0, bytes=9)
     moved = "int8 moves the distribution of the next token by 0.02 nats on the calibration inputs (2% of perplexity)"
-    allowed = "0.05 were allowed (--max-divergence)"
-    assert describe_products(entries, (measured,), 0.05) == f"{said}; {moved}; {allowed}"
+    known = "Q8_0, as llama.cpp writes it, would move it by 0.05"
+    assert describe_products(entries, (measured,), 0.05) == f"{said}; {moved}; {known}"
+    assert describe_products(entries, (measured,), None) == f"{said}; {moved}"
 
 
 def test_a_note_where_int8_is_not_faster() -> None:

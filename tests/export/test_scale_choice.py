@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints.families import CheckpointCache
 from support.checkpoints.trained_weights import with_trained_weights
 from tightbeam.export import export_model, pipeline
-from tightbeam.export.accuracy.product_guard import int8_error
+from tightbeam.export.accuracy.product_guard import w8a16_error
 from tightbeam.export.accuracy.scale_choice import choose_scales, scaled_rows
 from tightbeam.graph_passes.model import Array
 from tightbeam.graph_passes.precision.scale_groups import ScaleGroup
@@ -41,16 +41,16 @@ def test_an_outlier_channel_is_scaled() -> None:
     assert scale[5] == scale.max() >= 8 * np.median(scale)
     divided = scaled_rows([GROUP], scales, {"product": rows})["product"]
     np.testing.assert_array_equal(divided * scale, rows)
-    before, after = int8_error(rows, matrix), int8_error(divided, matrix * scale[:, None])
+    before, after = w8a16_error(rows, matrix), w8a16_error(divided, matrix * scale[:, None])
     assert before is not None and after is not None and after < before / 3
 
 
 def test_even_channels_are_left_alone() -> None:
     rows, matrix = rows_and_matrix(1.0)
     scales = choose_scales([GROUP], [site_of(matrix)], {"product": rows})
-    error = int8_error(rows, matrix)
+    error = w8a16_error(rows, matrix)
     for scale in scales.values():  # at most a small gain
-        scaled = int8_error(rows / scale, matrix * scale[:, None])
+        scaled = w8a16_error(rows / scale, matrix * scale[:, None])
         assert error is not None and scaled is not None and 0.8 * error < scaled < error
     assert scaled_rows([GROUP], {}, {"product": rows}) == {"product": rows}
 
@@ -63,7 +63,7 @@ def test_scales_that_serve_some_rows_alone_are_dropped() -> None:
     matrix[5] *= 40
     scales = choose_scales([GROUP], [site_of(matrix)], {"product": rows})
     for scale in scales.values():
-        errors = [int8_error(rows[1::2] / by, matrix * by[:, None]) for by in (np.ones_like(scale), scale)]
+        errors = [w8a16_error(rows[1::2] / by, matrix * by[:, None]) for by in (np.ones_like(scale), scale)]
         assert errors[0] is not None and errors[1] is not None and errors[1] < errors[0]
 
 

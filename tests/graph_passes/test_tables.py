@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from support.passes.runs import sessions
-from tightbeam.export.accuracy.product_guard import forms_of, int4_matrices, measure_products
+from tightbeam.export.accuracy.product_guard import forms_of, measure_products, rounded_matrices
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
 from tightbeam.graph_passes.precision.integers import quantized_columns
 from tightbeam.graph_passes.precision.sites import Site, sites
@@ -54,7 +54,8 @@ def test_tables_are_stored_in_integers(tmp_path: Path) -> None:
         ("encoder.take", (D, N)),
         ("encoder.second", (D, N)),
     ]
-    assert not int4_matrices(found, {})
+    matrices = rounded_matrices(found, {}, in_int4=True)
+    assert not matrices.int8 and not matrices.int4
     entries = measure_products(found, {})
     for site, entry in zip(found, entries, strict=True):
         exact = site.values.T.astype(np.float64)
