@@ -35,6 +35,10 @@ SIZES = st.integers(1, 9)
 SEEDS = st.integers(0, 2**31)
 
 
+ONE_SUM_A_ROW = ("BeamTopK",)
+"""All scores of a row have the error of one sum, which depends on how many numbers a processor adds at once."""
+
+
 def test_every_operator_has_cases_here() -> None:
     assert MODULES.keys() == OPERATORS.keys()
 
@@ -45,7 +49,8 @@ def test_every_operator_has_cases_here() -> None:
     [pytest.param(name, case, id=f"{name}-{case.name}") for name, module in MODULES.items() for case in module.cases()],
 )
 def test_definition_and_kernel_on_every_case(name: str, case: Case, library: Path | None) -> None:
-    check(name, case, run(name, case, library))
+    luck = LUCK if name in ONE_SUM_A_ROW else 1
+    check(name, case, run(name, case, library), luck)
 
 
 @pytest.mark.parametrize("library", WAYS)

@@ -102,7 +102,8 @@ def test_features_on_demand_are_those_of_the_whole(runner: Runner, wave: Array) 
         reached = live.reach(first + log_mel.frames)
         assert min(first + log_mel.frames, whole.frames) <= reached <= whole.frames
         count = min(log_mel.frames, reached - first)
-        np.testing.assert_allclose(live.window(first, count), whole.window(first, count), atol=1e-5)
+        # In float32, whose sums depend on how many frames a product has at once.
+        np.testing.assert_allclose(live.window(first, count), whole.window(first, count), atol=3e-5)
     assert (live.frames, live.own_frames, live.seconds) == (whole.frames, whole.own_frames, whole.seconds)
     assert live.loud_frames(0, whole.frames, -30) == whole.loud_frames(0, whole.frames, -30) > 0
 
