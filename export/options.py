@@ -29,7 +29,7 @@ MAX_DIVERGENCE = 0.002
 MAX_DIVERGENCE_INT4 = 0.02
 """The same in int4: what changes the perplexity by 2 %."""
 SHARE_OF_Q8_0 = 0.6
-"""What rows of 16 bits are taken for: a divergence of this part of Q8_0's, which is the budget of int8."""
+"""Rows take 16 bits until the divergence is this part of Q8_0's. The whole of Q8_0's is the budget of int8."""
 
 
 def check_variant(options: ExportOptions) -> None:

@@ -9,9 +9,9 @@ also what quantising adds to the mean negative log-probability of text that the 
 There are two bounds. Rows take 16 bits, which cost no memory, and weights 8 bits in place of 4, until the divergence is
 at most the target. Only if it is over the budget with all of these, matrices stay in float32.
 
-1. Each group of products is made narrow alone, and all others wide: those of one graph and one shape, which have one
-   role in all layers, and those of the other graph that read the same matrices. What the divergence grows by is the
-   group's harm.
+1. A group is all products of one graph and one shape, which have one role in all layers, with the products of the other
+   graph that read the same matrices. Each group is made narrow while all others are wide. The growth of the divergence
+   is the group's harm.
 2. The divergence of a small error grows with its square, and independent errors add up. So a product's harm is its
    group's times the product's share in the group's sum of squared errors.
 3. Products are widened in the order of the harm that is saved for each byte that a step then reads or multiplies more,
@@ -229,7 +229,7 @@ class _Search:
         return self.measured(dict(wide.forms))
 
     def _units(self, narrow: Forms, wide: Widening) -> list[_Unit]:
-        """What can be widened by itself: a product, or all readers of a matrix if its bits change."""
+        """The units of widening: a product, or all readers of a matrix if its bits change."""
         by_name = {entry.name: entry for entry in self.entries}
         groups: dict[tuple[object, ...], list[tuple[list[str], float, float]]] = {}
         met: set[str] = set()

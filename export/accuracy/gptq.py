@@ -8,7 +8,7 @@ it as well as they can for these calibration rows:
 
 Rows are rounded in the order of H's diagonal, the largest first: what is multiplied by large numbers is corrected by
 all others. In SmolLM2-135M that leaves a third less divergence than the order of the matrix does. Scales are therefore
-chosen before the first row is rounded: those of a few with the least error, in which a row counts 1 / U_ii^2.
+chosen before the first row is rounded: the best of a few, by an error in which a row counts 1 / U_ii^2.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class Correction:
-    """How the rows of a matrix correct one another.
+    """Corrections of a matrix's rows by one another.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Correction:
 
     @property
     def weights(self) -> Array:
-        """What the squared error of each row counts, float32 [X], in the matrix's own order."""
+        """Weights of the squared errors of the rows, float32 [X], in the matrix's own order."""
         counts = np.empty(len(self.order), np.float32)
         counts[self.order] = 1 / np.square(np.diag(self.upper))
         return counts

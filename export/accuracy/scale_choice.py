@@ -30,7 +30,7 @@ __all__ = ["STRENGTHS", "choose_scales", "scaled_rows"]
 STRENGTHS = (0.3, 0.5, 0.7, 0.85)
 ErrorOf = Callable[[Array, Array], float | None]
 GAIN = 0.5
-"""What scales must bring the sum of the squared errors to, as a part of it."""
+"""Scales are taken if they bring the sum of the squared errors below this part of it."""
 MOST_ROWS, MOST_COLUMNS = 128, 256
 """Rows and columns of a product by which scales are chosen."""
 LARGEST = 2.0**20

@@ -33,7 +33,7 @@ SMALLEST = 1e-30
 
 IN_INT4, IN_INT8, IN_BLOCKS, IN_GGML = "4 bits", "8 bits", "8 bits in blocks", "ggml"
 STORED = {"w4a16": IN_INT4, "int8": IN_INT8, "w8a16": IN_INT8, "blocks": IN_BLOCKS, "ggml": IN_GGML}
-"""How a matrix of each form is stored."""
+"""The storage of a matrix in each form."""
 GGML_BLOCK = 32
 
 Made = dict[tuple[int, bool, str], tuple[Array, tuple[Array, ...]]]

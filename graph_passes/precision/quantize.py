@@ -53,7 +53,7 @@ NO_INT4: Mapping[str, Int4Matrix] = MappingProxyType({})
 WIDE_ROWS = frozenset({"w4a16", "w8a16", "blocks"})
 """Forms whose rows keep 15 bits."""
 NARROW = {"SplitRowsMatMul": "DynamicQuantizeMatMul", "SplitRowsHeadMatMul": "HeadMatMul"}
-"""Products of rows of 15 bits, and those of rows of 8 bits that have the same inputs."""
+"""Products of rows of 15 bits, and the products of rows of 8 bits with the same inputs."""
 
 
 def quantize(

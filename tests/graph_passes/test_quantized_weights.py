@@ -10,7 +10,9 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from tightbeam.graph_passes import ModelGraphs, Sizes, to_precision
-from tightbeam.graph_passes.precision.integers import Made, quantized_columns
+from tightbeam.graph_passes.precision.integers import Made, ggml_matrices, quantized_columns
+from tightbeam.graph_passes.precision.quantize import with_short_rows
+from tightbeam.graph_passes.precision.sites import Site, sites
 from tightbeam.plugins.ops.quantized_matmul.layout import COLUMNS_AT_ONCE, tiled, untiled
 
 D, WIDE = 32, 2 * COLUMNS_AT_ONCE + 37
@@ -79,3 +81,40 @@ def test_copies_of_the_graphs_share_what_was_quantised(read: bool) -> None:
         assert np.shares_memory(one, other) and np.shares_memory(one, last)
         assert not np.shares_memory(one, own)
     assert [result.bytes_saved(None) for result in said] == [result.bytes_saved(None) for result in said_again]
+
+
+def test_rows_of_16_bits_become_rows_of_8_without_another_pass() -> None:
+    """The same operators over the same arrays as a pass over float32 graphs makes."""
+    graphs, made = graphs_of(matrix(WIDE, "C")), Made()
+    found = sites(graphs)
+    wide, _ = to_precision(graphs, "int8", {"encoder.product": "w8a16"}, made=made)
+    expected, _ = to_precision(graphs, "int8", made=made)
+    for names, model in (((), wide), (("encoder.product",), expected)):
+        short = with_short_rows(wide, names, found, made)
+        assert [node.op for node in short.encoder.nodes] == [node.op for node in model.encoder.nodes]
+        for one, other in zip(arrays(short), arrays(model), strict=True):
+            assert one is other
+
+
+@pytest.mark.parametrize(("in_4_bits", "most", "error"), [(False, 127, 0.006), (True, 8, 0.11)])
+def test_llama_cpps_forms_have_a_scale_for_32_numbers(in_4_bits: bool, most: int, error: float) -> None:
+    numbers = np.random.default_rng(3).standard_normal((64, 50)).astype(np.float32)
+    numbers[:32] *= 100
+    numbers[:32, 7] = 0
+    table = gs.Constant("E", np.ascontiguousarray(numbers.T))
+    found = ggml_matrices(
+        [
+            Site("product", gs.Node("MatMul"), gs.Constant("W", numbers), False, gs.Variable("x")),
+            Site("embedding", gs.Node("Gather"), table, True, None),
+            Site("logits", gs.Node("Gemm"), table, True, gs.Variable("y")),
+            Site("narrow", gs.Node("MatMul"), gs.Constant("V", numbers[:20]), False, gs.Variable("z")),
+        ],
+        in_4_bits=in_4_bits,
+    )
+    assert found.keys() == {"product", "embedding", "logits"} and found["embedding"] is found["logits"]
+    rounded = found["product"]
+    assert rounded.scale.shape == (2, 50) and np.array_equal(rounded.scale, rounded.scale.astype(np.float16))
+    assert np.abs(rounded.integers).max() == most and not rounded.values[:32, 7].any()
+    for half in (numbers[:32], rounded.values[:32]), (numbers[32:], rounded.values[32:]):
+        assert 0.5 * error < np.linalg.norm(half[0] - half[1]) / np.linalg.norm(half[0]) < error
+    assert np.abs(found["logits"].integers).max() == 127  # embeddings have more bits

@@ -63,8 +63,8 @@ def distribution(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
 def same_but_for_edges(found: np.ndarray, expected: np.ndarray, scores: np.ndarray) -> bool:
     """Equal numbers; where an edge falls among equal scores, equal up to the choice of the tokens that are kept.
 
-    Probabilities that float32 cannot tell from 0 count as 0. Two tokens that are equally far from the entropy, one above
-    it and one below, are equal to ``typical_p``.
+    Probabilities that float32 cannot tell from 0 count as 0. Two tokens that are equally far from the entropy, one
+    above it and one below, are equal to ``typical_p``.
     """
     found, expected = (np.where(numbers < 1e-30, 0, numbers) for numbers in (found, expected))
     differing = np.flatnonzero((found > 0) != (expected > 0))
