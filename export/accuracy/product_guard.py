@@ -72,7 +72,7 @@ class Rounded:
     Attributes
     ----------
     int8 : dict
-        Of every other product and embedding but those of heads.
+        All other products and embeddings, except the products of heads.
     blocks : dict
         With a scale for each block of a column: embeddings that err by more than ``ALLOWED_EMBEDDING`` with one scale
         for each token, since a few large numbers of a token cost its others their bits.

@@ -63,7 +63,7 @@ class Int8Matrix:
 
 
 def made_of(sites: Sequence[Site], rounded: Mapping[str, Int8Matrix], stored: str) -> Made:
-    """What ``quantize`` makes of matrices that are rounded already, by the names of their sites."""
+    """Tiles and scales for ``quantize`` of matrices that are rounded already, by the names of their sites."""
     found: Made = {}
     for site in sites:
         key = id(site.matrix.values), site.transposed, stored

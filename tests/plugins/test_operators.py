@@ -36,7 +36,9 @@ SEEDS = st.integers(0, 2**31)
 
 
 ONE_SUM_A_ROW = ("BeamTopK",)
-"""All scores of a row have the error of one sum, which depends on how many numbers a processor adds at once."""
+"""All scores of a row have the error of one sum, in which ONNX Runtime adds as many numbers at once as the processor
+can.
+Our kernels add them alike on every processor."""
 
 
 def test_every_operator_has_cases_here() -> None:
@@ -49,7 +51,7 @@ def test_every_operator_has_cases_here() -> None:
     [pytest.param(name, case, id=f"{name}-{case.name}") for name, module in MODULES.items() for case in module.cases()],
 )
 def test_definition_and_kernel_on_every_case(name: str, case: Case, library: Path | None) -> None:
-    luck = LUCK if name in ONE_SUM_A_ROW else 1
+    luck = LUCK if library is None and name in ONE_SUM_A_ROW else 1
     check(name, case, run(name, case, library), luck)
 
 
